@@ -98,11 +98,11 @@ def _hdf5(path: Path) -> ArrayFile:
         read({name: into}, path)
         return into
 
-    def entry(dtype: np.dtype, shape: tuple[int, ...], checksums: int) -> ArrayEntry:
-        nbytes = math.prod(shape) * dtype.itemsize
-        return ArrayEntry(dtype.name, shape, nbytes, f"XXH3 x {checksums}" if checksums else "")
-
-    return ArrayFile(path, "HDF5", {name: entry(*array) for name, array in arrays.items()}, load)
+    entries = {
+        name: ArrayEntry(dtype.name, shape, math.prod(shape) * dtype.itemsize, f"XXH3 x {count}" if count else "")
+        for name, (dtype, shape, count) in arrays.items()
+    }
+    return ArrayFile(path, "HDF5", entries, load)
 
 
 def _npz(path: Path) -> ArrayFile:

@@ -42,15 +42,10 @@ def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
     socket, which a rename would remove.
     """
     path = Path(path)
-    require_no_device(path)
-    with appearing_together([path], replace) as (temporary,):
-        yield temporary
-
-
-def require_no_device(path: Path) -> None:
-    """Raise FileExistsError if a path is a device, a pipe or a socket."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path))
+    with appearing_together([path], replace) as (temporary,):
+        yield temporary
 
 
 def require_space(path: Path, nbytes: int) -> None:
@@ -135,6 +130,16 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
             written += os.write(descriptor, rest) if offset is None else os.pwrite(descriptor, rest, offset + written)
         except BlockingIOError:
             select.select([], [descriptor], [])
+
+
+def read_all(descriptor: int, into: memoryview, offset: int) -> bool:
+    """Fill memory from a place in a file: one call of the system may read only a part. Return False at its end."""
+    while len(into):
+        count = os.preadv(descriptor, [into], offset)
+        if count == 0:
+            return False
+        into, offset = into[count:], offset + count
+    return True
 
 
 def cache_path(kind: str, key: Sequence[object]) -> Path:

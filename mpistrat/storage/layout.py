@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
-from mpistrat.process.files import write_all
+from mpistrat.process.files import read_all, write_all
 from mpistrat.verify.digest import digest
 
 
@@ -74,14 +73,10 @@ def read_box(
     """Fill a contiguous array from a box, as `write_box` writes it. Return False if the file ends before."""
     count, starts = runs(offset, array.shape, global_shape)
     data, size = as_bytes(array).data, array.itemsize
-    for i, start in enumerate(starts.tolist()):
-        rest, at = data[i * count * size : (i + 1) * count * size], start_of_dataset + start * size
-        while len(rest):
-            got = os.preadv(descriptor, [rest], at)
-            if got == 0:
-                return False
-            rest, at = rest[got:], at + got
-    return True
+    return all(
+        read_all(descriptor, data[i * count * size : (i + 1) * count * size], start_of_dataset + start * size)
+        for i, start in enumerate(starts.tolist())
+    )
 
 
 def runs(offset: Sequence[int], shape: Sequence[int], global_shape: Sequence[int]) -> tuple[int, np.ndarray]:

@@ -50,11 +50,8 @@ def write_by_all(
         ranks.on_first(end, operation(f"{name}: give the file its name"))
 
 
-class _KnownWriters(Slot):
+class _KnownWriters(Slot, dict[str, tuple[int, ...]]):
     """The ranks that can write to files of a directory which rank 0 then reads, for each directory that was tried."""
-
-    def __init__(self) -> None:
-        self.by_directory: dict[str, tuple[int, ...]] = {}
 
 
 def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
@@ -64,7 +61,7 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
     its node. It is tried once for each directory, which is made if need be. Raise OSError if rank 0 cannot make a file
     there.
     """
-    known = ranks.slot(_KnownWriters).by_directory
+    known = ranks.slot(_KnownWriters)
     key = ranks.broadcast_object(os.path.abspath(directory))  # ranks with other working directories decide alike
     if key in known or ranks.size == 1:
         if ranks.rank == 0:  # it may have been removed since; what fails now fails again where the file is made

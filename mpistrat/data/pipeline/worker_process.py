@@ -22,7 +22,7 @@ from itertools import accumulate
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mpistrat.process.files import write_all
+from mpistrat.process.files import read_all, write_all
 
 _SLOT = 1 << 36  # bytes; the file has holes, so that a frame takes the memory of its own bytes
 _IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -42,10 +42,8 @@ def get(memory: int, slot: int, sizes: Sequence[int]) -> Any:
     """Return the object of a slot. Its arrays have memory of their own: the slot is used again."""
     offset, parts = slot * _SLOT, [*map(bytearray, sizes)]
     for part in parts:
-        rest = memoryview(part)
-        while rest:
-            count = os.preadv(memory, [rest], offset)
-            offset, rest = offset + count, rest[count:]
+        read_all(memory, memoryview(part), offset)
+        offset += len(part)
     return pickle.loads(parts[0], buffers=parts[1:])
 
 

@@ -104,12 +104,25 @@ def rows_of_a_chunk(name: str, dtype: np.dtype, part: Sequence[int], largest: in
     return next(fitting, rows), *part[1:]
 
 
-class GrowingHdf5:
-    """The file as one rank has it open. All ranks call `put` and `store` in the same order, and rank 0 `commit`."""
+class GrowingFile:
+    """What files of all formats have that grow by steps."""
 
-    whole_steps = True  # a chunk is a step, unless it is compressed
+    whole_steps = False  # a chunk is a step, unless it is compressed
     encodes = False  # a chunk is always given as a whole to `store`
     shards: int | None = None  # steps of a shard
+
+    def update_guard(self, attributes: Mapping[str, Any]) -> bool:
+        """Replace the guard if it has attributes that differ from these. Return whether it was replaced."""
+        return False
+
+    def close(self) -> None:
+        """Close what this rank has open."""
+
+
+class GrowingHdf5(GrowingFile):
+    """The file as one rank has it open. All ranks call `put` and `store` in the same order, and rank 0 `commit`."""
+
+    whole_steps = True
 
     def __init__(self, path: Path, compress: str | None):
         self._path, self._codes = path, _CODES[compress]
@@ -127,10 +140,6 @@ class GrowingHdf5:
                 self.commit({}, {})  # writes the superblock, too
             finally:
                 self.close()
-
-    def update_guard(self, attributes: Mapping[str, Any]) -> bool:
-        """Replace the guard if it has attributes that differ from these. Return whether it was replaced."""
-        return False
 
     def attach(self) -> int:
         """Open the file. Return where the next chunk may begin, which rank 0 knows."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError, naming_damage
 from mpistrat.data.formats.contract import needed
-from mpistrat.data.write.growing import StepSeries, not_of_writer
+from mpistrat.data.write.growing import GrowingFile, StepSeries, not_of_writer
 from mpistrat.process.files import appearing, replace_text, to_disk
 from mpistrat.storage.layout import write_box
 
@@ -27,7 +27,7 @@ _COMPRESSORS: dict[str | None, Any] = {
 }
 
 
-class GrowingZarr:
+class GrowingZarr(GrowingFile):
     """A Zarr group (version 2 of the format) as one rank has it open. It has the methods of `GrowingHdf5`.
 
     Each rank writes the files of its chunks. The files of new chunks are complete before the shape in ``.zarray``,
@@ -37,8 +37,6 @@ class GrowingZarr:
     file of its bytes.
     """
 
-    whole_steps = encodes = False
-    shards: int | None = None
     _group: ClassVar[dict[str, Any]] = {"zarr_format": 2}
     _array_file = ".zarray"
 
@@ -69,17 +67,10 @@ class GrowingZarr:
         to_disk(self._path.parent)
         shutil.rmtree(old, ignore_errors=True)
 
-    def update_guard(self, attributes: Mapping[str, Any]) -> bool:
-        """Replace the guard if it has attributes that differ from these. Return whether it was replaced."""
-        return False
-
     def attach(self) -> int:
         """Raise an error if this rank does not see the store."""
         to_disk(self._path)
         return 0
-
-    def close(self) -> None:
-        """Do nothing: it keeps no file open."""
 
     def existing(self) -> tuple[list[StepSeries], dict[str, Any]]:
         """Return the arrays and the attributes of the store. Raise DataFileError if no such writer has made it."""

@@ -36,6 +36,7 @@ from mpistrat.data.write.output_file import (
 )
 from mpistrat.process import mpi
 from mpistrat.process.files import appearing_together, local_path
+from mpistrat.representation import require
 from mpistrat.runtime.topology import Topology
 from mpistrat.storage.hdf5 import Hdf5Output
 from mpistrat.storage.layout import write_box
@@ -329,10 +330,9 @@ def check_targets(targets: Sequence[Path], chunk: Any, compress: Any, overwrite:
         raise ValueError("there is no file to write to")
     if len({os.path.abspath(path) for path in targets}) < len(targets):
         raise ValueError("two of the files to write to have the same name")
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, (int, np.integer)) or chunk < 1):
-        raise ValueError(f"chunk must be a number of rows, at least 1, not {chunk!r}")
-    if compress is not None and compress not in COMPRESSIONS:
-        raise ValueError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {compress!r}")
+    is_number = isinstance(chunk, (int, np.integer)) and not isinstance(chunk, bool)
+    require(chunk is None or (is_number and chunk >= 1), "chunk must be a number of rows, at least 1", chunk)
+    require(compress in (None, *COMPRESSIONS), f"compress must be one of {', '.join(COMPRESSIONS)}", compress)
     for path in targets:
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path} exists already: choose another name, remove it, or set overwrite=True")

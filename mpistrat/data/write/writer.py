@@ -30,7 +30,7 @@ from mpistrat.data.write.write import check_targets
 from mpistrat.mesh import ShardedArray
 from mpistrat.process import mpi
 from mpistrat.process.files import local_path, require_space
-from mpistrat.representation import ranges
+from mpistrat.representation import ranges, require
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
 from mpistrat.runtime.topology import Topology
@@ -158,8 +158,7 @@ class Writer:
 
         def described() -> tuple[Any, ...]:
             self._path = local_path(path)
-            if mode not in ("w", "a"):
-                raise ValueError(f"mode must be 'w' or 'a', not {mode!r}")
+            require(mode in ("w", "a"), "mode must be 'w' or 'a'", mode)
             check_targets([self._path], None, compress, overwrite or mode == "a")
             self._store = _store_of(self._path, compress, zarr_format, shards)
             self._check(self._attributes)
@@ -358,23 +357,22 @@ class Writer:
 
         If it raises on one rank, all ranks raise its error.
         """
-        failure: Exception | None = None
-        result: Any = None
+        outcome: Any = None  # an error, or the result
         described = refused = operation(call, "refused")
 
         def settle() -> _Result:
-            if failure is not None:
-                raise failure
-            return result
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
 
         try:
             if self._closed:
                 raise ValueError(f"{self._path} is closed: append in the with block")
             if self._failure is not None:
                 raise self._failure
-            described, result = check()
+            described, outcome = check()
         except Exception as error:
-            failure = error
+            outcome = error
         try:
             self._ranks.lock.compare(described)
         except MismatchError as error:
@@ -402,8 +400,10 @@ class Writer:
 
     def _local_block(self, name: str, block: Any) -> tuple[_RankBlock, np.ndarray]:
         """Return this rank's block and its values. Raise if it does not fit the earlier steps."""
-        if not isinstance(name, str) or "\0" in name or any(part[:1] in ("", ".") for part in name.split("/")):
-            raise ValueError(f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}")
+        is_name = (
+            isinstance(name, str) and "\0" not in name and all(part[:1] not in ("", ".") for part in name.split("/"))
+        )
+        require(is_name, "a dataset is named as 'u' or 'flow/u', no part beginning with a dot", name)
         box: Box | None = None
         whole_shape: tuple[int, ...] = ()
         if isinstance(block, ShardedArray):
@@ -465,8 +465,7 @@ class Writer:
 
 def _store_of(path: Path, compress: str | None, zarr_format: Any, shards: Any) -> Any:
     is_zarr = path.suffix == ".zarr"
-    if zarr_format not in (2, 3):
-        raise ValueError(f"zarr_format must be 2 or 3, not {zarr_format!r}")
+    require(zarr_format in (2, 3), "zarr_format must be 2 or 3", zarr_format)
     if shards is not None:
         shards = integer(shards, "shards", 1)
     if (zarr_format == 3 or shards is not None) and not (zarr_format == 3 and is_zarr):

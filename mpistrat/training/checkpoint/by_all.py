@@ -89,15 +89,9 @@ class SaveBuffer:
                 (target[start : start + step], source[start : start + step]) for start in range(0, len(source), step)
             ]
         # One core alone does not use the bandwidth of memory.
-        threads = min(_THREADS, len(cores() or (0,)), -(-len(self._bytes) // _COPIED_AT_ONCE))
-        if threads < 2:
-            _copy(pieces)
-            return out
-        with ThreadPoolExecutor(threads - 1, "mpistrat-copy") as pool:
-            others = [pool.submit(_copy, pieces[i::threads]) for i in range(1, threads)]
-            _copy(pieces[::threads])
-            for other in others:
-                other.result()
+        threads = max(1, min(_THREADS, len(cores() or (0,)), -(-len(self._bytes) // _COPIED_AT_ONCE)))
+        with ThreadPoolExecutor(threads, "mpistrat-copy") as pool:  # starts no thread before it is used
+            [*(pool.map if threads > 1 else map)(_copy, [pieces[i::threads] for i in range(threads)])]
         return out
 
 
@@ -393,13 +387,11 @@ def write_by_ranks(
             digests.update({name: digest(np.array(numbers, np.uint64)) for name, numbers in of_all.items()})
             return checksums, digest_of_all(digests.values())
 
-        def finish(temporary: Path, results: list[tuple[list[int], int]]) -> None:
-            new.finish(temporary, [checksums for checksums, _ in results])
-
-        def check(results: list[tuple[list[int], int]]) -> None:
-            _require_same(ranks, digests, [of_rank for _, of_rank in results])
-
-        write_by_all(ranks, "save", path, True, make, write, finish, check)
+        write_by_all(
+            *(ranks, "save", path, True, make, write),
+            finish=lambda temporary, results: new.finish(temporary, [checksums for checksums, _ in results]),
+            check=lambda results: _require_same(ranks, digests, [of_rank for _, of_rank in results]),
+        )
 
 
 def refuse_differing(ranks: Topology, compared: Mapping[str, np.ndarray]) -> None:
@@ -438,12 +430,12 @@ def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[
 
 
 def prepare_alone(
-    values: Mapping[str, np.ndarray], path: Path, buffer: SaveBuffer, lost: threading.Event
+    values: Mapping[str, np.ndarray], path: Path, buffer: SaveBuffer | None = None, lost: threading.Event | None = None
 ) -> Callable[[], None]:
-    """Copy values, and return the function by which rank 0 alone writes them."""
+    """Copy values to a buffer, if there is one, and return the function by which rank 0 alone writes them."""
     from mpistrat.training.checkpoint.write import write  # the program may be at its end in the thread
 
-    return partial(write, buffer.copies(values), path)
+    return partial(write, buffer.copies(values) if buffer is not None else values, path)
 
 
 def prepare_by_ranks(

@@ -59,8 +59,8 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
         pieces: list[_Part] = []
         cut: list[tuple[np.ndarray, np.ndarray]] = []
         names, missing, others = set(), [], []
-        wanted: list[tuple[str, Box | None, np.ndarray]] = [(name, None, into) for name, into in values.items()]
-        for name, box, into in [*wanted, *boxes]:
+        whole_arrays = [(name, Box((0,) * into.ndim, into.shape), into) for name, into in values.items()]
+        for name, box, into in [*whole_arrays, *boxes]:
             # Optional: the file may be of another number of virtual replicas, or of none.
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
                 continue
@@ -71,23 +71,21 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
             if dataset is None:
                 missing.append(repr(name))
                 continue
-            shape = into.shape if box is None else box.shape
-            if dataset.shape != shape or dataset.dtype != into.dtype.name:
+            if dataset.shape != box.shape or dataset.dtype != into.dtype.name:
                 others.append(
                     f"variable {name!r} is {dataset.dtype} of shape {dataset.shape} there, and {into.dtype.name} of "
-                    f"shape {shape} here"
+                    f"shape {box.shape} here"
                 )
                 continue
             if _shape(path, file, OF_BOXES + name) is not None:
-                offset = (0,) * into.ndim if box is None else box.offset
-                pieces += _slabs(path, name, file, dataset, Box(offset, into.shape), into)
+                pieces += _slabs(path, name, file, dataset, Box(box.offset, into.shape), into)
                 continue
             if (dataset.checksums is None) != (checked_bytes is None):
                 _refuse(path, name, "its checksums are missing")
             if not into.nbytes:
                 continue
             first = 0
-            if box is not None and box.shape != into.shape:  # it was saved as one array
+            if box.shape != into.shape:  # it was saved as one array
                 first, around, part = _around(dataset, box.offset, into, checked_bytes)
                 cut.append((into, part))
                 into = around

@@ -23,6 +23,7 @@ from mpistrat.process.files import local_path
 from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.representation import require
 from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
@@ -91,12 +92,12 @@ def save(
     >>> folder.cleanup()
     """
     file, topology, _, new = _arrays_to_save(state, path, "save", differing, own)
-    if new.alone:
-        by_all.refuse_differing(topology, new.compared)
-        topology.on_first(lambda: _write(new.values, file))
-        return
     with flight_record.phase(Phase.SAVING):
-        by_all.write_by_ranks(topology, new.arrays, new.values, file, new.compared)
+        if new.alone:
+            by_all.refuse_differing(topology, new.compared)
+            topology.on_first(lambda: by_all.prepare_alone(new.values, file)())
+        else:
+            by_all.write_by_ranks(topology, new.arrays, new.values, file, new.compared)
 
 
 def save_async(
@@ -342,8 +343,7 @@ def _prepared(
     differing: str = "error",
 ) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
-    if differing not in ("error", "chief"):
-        raise ValueError(f"differing must be 'error' or 'chief', not {differing!r}")
+    require(differing in ("error", "chief"), "differing must be 'error' or 'chief'", differing)
     topology, replicas = ranks_of(named.values(), call)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
     structures.agree(topology, call, "of", (*named, *parts))
@@ -484,13 +484,6 @@ def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
         return []
     on_read = VariableSynchronization.ON_READ
     return [name for name, leaf in named.items() if isinstance(leaf, Variable) and leaf.synchronization is on_read]
-
-
-def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
-    from mpistrat.training.checkpoint.write import write
-
-    with flight_record.phase(Phase.SAVING):
-        write(values, path)
 
 
 def loaded_arrays(

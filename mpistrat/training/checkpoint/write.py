@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes, to_host
-from mpistrat.process.files import appearing, require_no_device, require_space, write_all
+from mpistrat.process.files import appearing, require_space, write_all
 from mpistrat.process.waiting import begin_call
 from mpistrat.storage.hdf5 import SparseFile, place_at_once
 from mpistrat.storage.layout import Box, NewArray, RankPart, checksum, parts_of_ranks, piece_of, write_box
@@ -84,7 +84,6 @@ class NewCheckpoint:
             # Only if nothing is there: mkdir would report a file as FileExistsError, and not as not a directory.
             if not self._path.parent.exists():
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-            require_no_device(self._path)
             require_space(self._path, nbytes)
             temporary.touch(exist_ok=False)
 
