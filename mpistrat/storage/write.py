@@ -1,18 +1,25 @@
-"""A file that all ranks write at once, and its name at the end."""
+"""A file that all ranks write at once, and its name at the end; and what their threads tell each other meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import secrets
+import struct
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpistrat.process.files import appearing
+from mpistrat.process.files import appearing, write_all
+from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Slot, Topology
+from mpistrat.verify.digest import digest
 
 _TOKEN_BYTES = 8
 
@@ -98,3 +105,40 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
 
 def _token(rank: int) -> bytes:
     return (rank + 1).to_bytes(_TOKEN_BYTES, "little")
+
+
+# --- what ranks tell each other by a second file, in threads, which must not call MPI ---------------------
+
+_MOST_AT_END_S = 600.0  # for which the end of a program waits for a rank, whose disk may be broken
+
+
+def write_report(path: Path, offset: int, report: list[Any]) -> None:
+    """Report numbers to the other ranks, or the number and the text of an error."""
+    payload = json.dumps(report).encode()
+    with open(path, "r+b", buffering=0) as file:
+        write_all(file.fileno(), struct.pack("<QQ", len(payload), digest(payload)) + payload, offset)
+        os.fsync(file.fileno())
+
+
+def await_report(path: Path, offset: int, rank: int, lost: threading.Event) -> list[int]:
+    """Return the numbers that a rank reports, as soon as it has. Raise the error that it reports."""
+    backoff, ended = Backoff(), math.inf
+    while True:
+        # Opened anew each time: a network file system shows what other nodes have written where a file is opened.
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            length, expected = struct.unpack("<QQ", file.read(16))
+            payload = file.read(length) if length else b""
+        # A report that is read while it is written has another digest: it is read again.
+        if length and digest(payload) == expected:
+            break
+        if not threading.main_thread().is_alive():  # no call of the program can set `lost` any more
+            ended = min(ended, time.monotonic())
+        if lost.is_set() or time.monotonic() > ended + _MOST_AT_END_S:
+            raise RuntimeError(f"rank {rank} did not tell the others of its part of a checkpoint")
+        backoff.pause()
+    match json.loads(payload):
+        case [int(number), str(text)]:
+            raise OSError(number, f"rank {rank}: {text}") if number else RuntimeError(f"rank {rank}: {text}")
+        case numbers:
+            return list(numbers)

@@ -28,9 +28,7 @@ class NewColumn(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Number of bytes of a row; 4096 is assumed for types of variable length."""
-        if self.dtype.hasobject:
-            return _UNKNOWN_ROW_BYTES
-        return max(1, self.dtype.itemsize * math.prod(self.shape))
+        return _UNKNOWN_ROW_BYTES if self.dtype.hasobject else max(1, self.dtype.itemsize * math.prod(self.shape))
 
     def check(self, name: str, values: Any, first: int) -> None:
         """Raise DatasetMismatchError if rows, of which ``first`` is the number of the first one, do not fit.

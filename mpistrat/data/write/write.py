@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import h5py
 import numpy as np
@@ -45,12 +45,8 @@ from mpistrat.storage.write import write_by_all
 _TAG = 7302
 
 
-class _Description(NamedTuple):
-    """The rows and options of one rank, compared before a file is made."""
-
-    number: int
-    columns: dict[str, NewColumn]
-    options: tuple[Any, ...]
+# The rows and options of one rank, compared before a file is made: their number, columns, and the options.
+_Description = tuple[int, dict[str, NewColumn], tuple[Any, ...]]
 
 
 def write_together(
@@ -78,11 +74,11 @@ def write_together(
                 "batch(); a Writer appends the steps of a simulation"
             )
         rows = source() if callable(source) else random_access(source)
-        return _Description(rows.number, rows.columns, (targets[0].name, chunk, compress, overwrite))
+        return rows.number, rows.columns, (targets[0].name, chunk, compress, overwrite)
 
     descriptions: list[_Description] = ranks.on_all_ranks(described)
     storage = Storage(chunk, compress)
-    shared = _SharedFile(rows, storage, _common(descriptions), [part.number for part in descriptions], ranks)
+    shared = _SharedFile(rows, storage, _common(descriptions), [number for number, _, _ in descriptions], ranks)
     if storage.in_place(shared.columns):
         write_by_all(ranks, "write_hdf5", targets[0], overwrite, shared.make, shared.write_in_place)
     else:  # rank 0 makes the file when it writes
@@ -92,29 +88,30 @@ def write_together(
 
 def _common(parts: list[_Description]) -> dict[str, NewColumn]:
     """Return the columns of the file. Ranks without rows need only have the same names. Raise on every rank."""
-    with_rows = [rank for rank, part in enumerate(parts) if part.number]
+    with_rows = [rank for rank, (number, _, _) in enumerate(parts) if number]
     if not with_rows:
         raise ValueError("there are no rows to write: all ranks gave arrays of length 0")
-    one = with_rows[0]
-    for rank, part in enumerate(parts):
-        if part.options != parts[0].options:
+    one, (_, _, options_of_first) = with_rows[0], parts[0]
+    wanted = parts[one][1]
+    for rank, (number, columns, options) in enumerate(parts):
+        if options != options_of_first:
             raise ValueError(
-                f"the ranks must write one file with the same options, but rank {rank} has {part.options} and rank 0 "
-                f"has {parts[0].options} (name, chunk, compress, overwrite)"
+                f"the ranks must write one file with the same options, but rank {rank} has {options} and rank 0 "
+                f"has {options_of_first} (name, chunk, compress, overwrite)"
             )
-        if [*part.columns] != [*parts[one].columns]:
+        if [*columns] != [*wanted]:
             raise DatasetMismatchError(
-                f"the ranks must write the same datasets in the same order, but rank {rank} has {[*part.columns]} and "
-                f"rank {one} has {[*parts[one].columns]}"
+                f"the ranks must write the same datasets in the same order, but rank {rank} has {[*columns]} and "
+                f"rank {one} has {[*wanted]}"
             )
-        for name, column in part.columns.items() if part.number else ():
-            want = parts[one].columns[name]
+        for name, column in columns.items() if number else ():
+            want = wanted[name]
             if (column.dtype, column.shape) != (want.dtype, want.shape):
                 raise DatasetMismatchError(
                     f"dataset {name!r} has rows of {column.dtype} {column.shape} on rank {rank} and of {want.dtype} "
                     f"{want.shape} on rank {one}; fix: give all rows of a dataset one dtype and shape"
                 )
-    return parts[one].columns
+    return wanted
 
 
 class _SharedFile:

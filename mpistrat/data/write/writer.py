@@ -58,6 +58,11 @@ class _RankBlock(NamedTuple):
     box: Box | None
     global_shape: tuple[int, ...]
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What ranks have in common: blocks side by side may differ along axis 0 only, boxes have one global shape."""
+        return self.box is None, len(self.shape), self.shape[1:] if self.box is None else self.global_shape
+
     def __str__(self) -> str:
         position = "" if self.box is None else f" at {self.box.offset} of {self.global_shape}"
         return f"{self.dtype} {self.shape}{position}"
@@ -495,11 +500,7 @@ def _boxes(name: str, parts: Sequence[_RankBlock]) -> tuple[list[Box], tuple[int
         raise ValueError(f"{name!r}: the blocks of all ranks are empty, and a step must have an element")
     first = parts[one]
     for rank, part in enumerate(parts):
-        # Blocks side by side may differ along axis 0 only; boxes have one global shape.
-        sizes = part.shape if first.box is None else (0, *part.global_shape)
-        wanted = first.shape if first.box is None else (0, *first.global_shape)
-        alike = (len(sizes), sizes[1:], part.box is None) == (len(wanted), wanted[1:], first.box is None)
-        if not alike or (part.dtype != first.dtype and 0 not in part.shape):
+        if part.form != first.form or (part.dtype != first.dtype and 0 not in part.shape):
             raise DatasetMismatchError(
                 f"{name!r}: rank {rank} has a block {part}, and rank {one} has {first}; fix: give blocks of one dtype "
                 "that fit together along axis 0, or a Block on every rank"

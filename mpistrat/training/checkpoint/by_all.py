@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
-import os
 import struct
 import threading
 import time
@@ -21,16 +19,16 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes, dtype_and_shape, numpy_or_cupy
 from mpistrat.memory.buffer_pool import new_memory
 from mpistrat.process import program_end
-from mpistrat.process.files import appearing, write_all
+from mpistrat.process.files import appearing
 from mpistrat.process.program_end import EndStep
-from mpistrat.process.waiting import Backoff, begin_call
+from mpistrat.process.waiting import begin_call
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.representation import few, ranges
 from mpistrat.runtime.affinity import cores
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Slot, Topology
 from mpistrat.storage.layout import Box, NewArray, require_cover
-from mpistrat.storage.write import write_by_all, writers
+from mpistrat.storage.write import await_report, write_by_all, write_report, writers
 from mpistrat.training.checkpoint.format import comparable
 from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
 from mpistrat.verify import digest, digest_of_all
@@ -44,10 +42,11 @@ _THREADS = 4
 _HANDOVER_S = 0.0002
 
 
-class SaveBuffer:
+class SaveBuffer(Slot):
     """A buffer that holds arrays of any shapes and dtypes, and is used again for the next ones.
 
-    It grows when needed, and is never freed before the object.
+    It grows when needed, and is never freed before the object. Ranks have one for their asynchronous saves, which run
+    one at a time: ``count`` have begun.
 
     Examples
     --------
@@ -61,7 +60,7 @@ class SaveBuffer:
     """
 
     def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
+        self._bytes, self.count = np.empty(0, np.uint8), 0
 
     def arrays(self, likes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return contiguous arrays of the shapes and dtypes of ``likes``.
@@ -100,13 +99,6 @@ def _copy(pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         np.copyto(target, source)
 
 
-class Saves(Slot):
-    """The buffer of the asynchronous saves of these ranks, which run one at a time. ``count`` have begun."""
-
-    def __init__(self) -> None:
-        self.buffer, self.count = SaveBuffer(), 0
-
-
 Prepare = Callable[[SaveBuffer, threading.Event], Callable[[], None]]
 _log = logging.getLogger(__name__)
 
@@ -136,9 +128,7 @@ class PendingSave:
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once: the same on every rank. Collective."""
-        if self._over:
-            return True
-        return bool(self._topology.broadcast_object(self._writing is None or self._writing.done()))
+        return self._over or bool(self._topology.broadcast_object(self._writing is None or self._writing.done()))
 
     def wait(self) -> None:
         """Wait until the file exists under its final name. The first call is collective, later ones are local.
@@ -209,12 +199,12 @@ def begin(topology: Topology, is_chief: bool, path: Path, prepare: Prepare | Non
     rank's function raised.
     """
     program_end.register(EndStep.SAVES, _log_errors)
-    saves = topology.slot(Saves)
-    saves.count += 1
+    buffer = topology.slot(SaveBuffer)
+    buffer.count += 1
     pending = PendingSave(topology, is_chief, path)
     _pending[pending] = None
     if prepare is not None:
-        pending._begin(partial(prepare, saves.buffer, pending.lost))
+        pending._begin(partial(prepare, buffer, pending.lost))
     return pending
 
 
@@ -224,7 +214,7 @@ def finish(topology: Topology) -> None:
     Raise OSError on every replica if the file could not be written and no call has raised that yet.
     """
     for pending in [*_pending]:
-        if pending._topology.slot(Saves) is topology.slot(Saves):
+        if pending._topology.slot(SaveBuffer) is topology.slot(SaveBuffer):
             pending.wait()
 
 
@@ -250,7 +240,6 @@ _MARKS = ".marks.tmp"  # the end of a second temporary file's name
 _SAMPLED = 64  # an asynchronous save compares one page in so many
 _MOST_NAMED = 3  # differing arrays in a message
 _LONGEST_TEXT = 512  # characters of an error in a report, in JSON of up to 12 bytes each
-_MOST_AT_END = 600.0  # seconds for which the end of a program waits for a rank, whose disk may be broken
 
 
 def _begin_file(
@@ -490,49 +479,17 @@ def prepare_by_ranks(
         if not new.parts:  # it may not see the file
             return
         try:
-            _write_report(marks, slot * rank, write(_await_report(marks, 0, 0, lost)))
+            write_report(marks, slot * rank, write(await_report(marks, 0, 0, lost)))
         except Exception as error:
-            _write_report(marks, slot * rank, [getattr(error, "errno", None) or 0, str(error)[:_LONGEST_TEXT]])
+            write_report(marks, slot * rank, [getattr(error, "errno", None) or 0, str(error)[:_LONGEST_TEXT]])
 
     def write_and_finish() -> None:
         with ended:
             offsets = new.lay_out()
-            _write_report(marks, 0, offsets)
+            write_report(marks, 0, offsets)
             checksums = write(offsets)
             # A generator: `finish` waits for a rank only when it comes to its checksums.
-            others = (_await_report(marks, slot * i, i, lost) if new.shares[i] else [] for i in range(1, ranks.size))
+            others = (await_report(marks, slot * i, i, lost) if new.shares[i] else [] for i in range(1, ranks.size))
             new.finish(temporary, [checksums, *others])
 
     return write_part if rank else write_and_finish
-
-
-def _write_report(marks: Path, offset: int, report: list[Any]) -> None:
-    """Report numbers to the other ranks, or the number and the text of an error."""
-    payload = json.dumps(report).encode()
-    with open(marks, "r+b", buffering=0) as file:
-        write_all(file.fileno(), struct.pack("<QQ", len(payload), digest(payload)) + payload, offset)
-        os.fsync(file.fileno())
-
-
-def _await_report(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[int]:
-    """Return the numbers that a rank reports, as soon as it has. Raise the error that it reports."""
-    backoff, ended = Backoff(), math.inf
-    while True:
-        # Opened anew each time: a network file system shows what other nodes have written where a file is opened.
-        with open(marks, "rb", buffering=0) as file:
-            file.seek(offset)
-            length, expected = struct.unpack("<QQ", file.read(16))
-            payload = file.read(length) if length else b""
-        # A report that is read while it is written has another digest: it is read again.
-        if length and digest(payload) == expected:
-            break
-        if not threading.main_thread().is_alive():  # no call of the program can set `lost` any more
-            ended = min(ended, time.monotonic())
-        if lost.is_set() or time.monotonic() > ended + _MOST_AT_END:
-            raise RuntimeError(f"rank {rank} did not tell the others of its part of a checkpoint")
-        backoff.pause()
-    match json.loads(payload):
-        case [int(number), str(text)]:
-            raise OSError(number, f"rank {rank}: {text}") if number else RuntimeError(f"rank {rank}: {text}")
-        case numbers:
-            return list(numbers)

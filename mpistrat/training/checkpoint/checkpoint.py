@@ -371,10 +371,8 @@ class _PendingRestore:
             if (dtype, len(shape)) != expected or math.prod(shape) > _MOST_OF_STATES:
                 self._refuse(name, f"it is {dtype} of shape {shape}, which no checkpoint has there")
             likes[name] = np.empty(shape, dtype)
-        if not likes:
-            return {}
         # On the ranks of the objects: outside of a scope, `load_arrays` would wait for all ranks of the job.
-        return loaded_arrays(self._topology, self._replicas, likes, self._path)
+        return loaded_arrays(self._topology, self._replicas, likes, self._path) if likes else {}
 
     def _own_state(self, name: str, text: np.ndarray, state: Stateful, counts: Sequence[Any]) -> Any:
         """Return this rank's state from the text of all ranks. ``counts`` has the replicas of each rank, or None."""

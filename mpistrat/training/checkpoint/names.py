@@ -149,9 +149,7 @@ def as_structure(state: Any) -> Any:
     """Return variables as a structure: the list of another iterable, such as a generator."""
     # Arrays and texts are iterable, too, but they are leaves.
     is_array = isinstance(state, Variable) or hasattr(state, "shape") or isinstance(state, (str, bytes))
-    if nest.is_nested(state) or is_array or not isinstance(state, Iterable):
-        return state
-    return list(state)
+    return state if nest.is_nested(state) or is_array or not isinstance(state, Iterable) else list(state)
 
 
 def named_variables(state: Any) -> dict[str, Variable]:

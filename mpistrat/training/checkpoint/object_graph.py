@@ -247,9 +247,8 @@ def _array_as_json(value: Any) -> Any:
 
 
 def _of_json(members: dict[str, Any]) -> Any:
-    if members.keys() == {"array", "dtype", "shape"}:
-        return json_arrays.unpacked(members)
-    return json_arrays.restored(members, _MARK)
+    is_array = members.keys() == {"array", "dtype", "shape"}
+    return json_arrays.unpacked(members) if is_array else json_arrays.restored(members, _MARK)
 
 
 def with_types_of(value: Any, like: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -56,7 +57,7 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
         checked_bytes = _checked_bytes(path, file)
-        pieces: list[_Part] = []
+        pieces: list[_Fetch] = []
         cut: list[tuple[np.ndarray, np.ndarray]] = []
         names, missing, others = set(), [], []
         whole_arrays = [(name, Box((0,) * into.ndim, into.shape), into) for name, into in values.items()]
@@ -97,7 +98,7 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
         if others:
             raise ValueError(f"{path}: {few([*dict.fromkeys(others)], _MOST_NAMED, '; ')}")
         # Two threads: one reads while the other computes a checksum.
-        for _ in pool.map(lambda part: part.fetch(raw.fileno()), pieces):
+        for _ in pool.map(lambda fetch: fetch(raw.fileno()), pieces):
             pass
         for into, part in cut:
             into[...] = part
@@ -170,39 +171,40 @@ class _Dataset(NamedTuple):
     checksums: list[int] | None
 
 
-class _Part(NamedTuple):
-    """A box of an array of the file, with its checksum if the file has any, and what to read of it.
+_Fetch = Callable[[int], None]
 
-    ``offset`` is where the array begins in the file, None if it is read already. ``into`` is the box ``of_into``.
+
+def _fetch(
+    path: Path,
+    name: str,
+    label: str,
+    box: Box,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    offset: int | None,
+    expected: int | None,
+    into: np.ndarray,
+    of_into: Box,
+    descriptor: int,
+) -> None:
+    """Read a box of an array of the file, with its checksum if the file has any, to ``into``, which is ``of_into``.
+
+    ``offset`` is where the array begins in the file, None if it is read already.
     """
-
-    path: Path
-    name: str
-    label: str
-    box: Box
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offset: int | None
-    expected: int | None
-    into: np.ndarray
-    of_into: Box
-
-    def fetch(self, descriptor: int) -> None:
-        in_place = self.box == self.of_into and self.into.dtype == self.dtype
-        values = self.into if in_place else np.empty(self.box.shape, self.dtype)
-        if self.offset is not None and not read_box(descriptor, values, self.box.offset, self.shape, self.offset):
-            _refuse(self.path, self.name, "the file ends in the middle of it")
-        if self.expected is not None and checksum(as_bytes(values).data, self.name) != self.expected:
-            raise ChecksumError(
-                f"file {str(self.path)!r}, dataset {self.name!r}: {self.label} are not those that were written under "
-                f"this name; {_FIX}"
-            )
-        if not in_place:
-            common = self.box.common(self.of_into)
-            self.into[common.slices(self.of_into.offset)] = values[common.slices(self.box.offset)]
+    in_place = box == of_into and into.dtype == dtype
+    values = into if in_place else np.empty(box.shape, dtype)
+    if offset is not None and not read_box(descriptor, values, box.offset, shape, offset):
+        _refuse(path, name, "the file ends in the middle of it")
+    if expected is not None and checksum(as_bytes(values).data, name) != expected:
+        raise ChecksumError(
+            f"file {str(path)!r}, dataset {name!r}: {label} are not those that were written under this name; {_FIX}"
+        )
+    if not in_place:
+        common = box.common(of_into)
+        into[common.slices(of_into.offset)] = values[common.slices(box.offset)]
 
 
-def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, into: np.ndarray) -> Iterator[_Part]:
+def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, into: np.ndarray) -> Iterator[_Fetch]:
     """Yield what a box needs of an array that ranks wrote as blocks. Raise DataFileError if its table is damaged."""
     axes, count = len(entry.shape), 0
     table = _find(path, file, OF_BOXES + name)
@@ -225,7 +227,9 @@ def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, in
         if common:
             count += common
             label = f"the values of the box of shape {stored_box.shape} at {stored_box.offset}"
-            yield _Part(path, name, label, stored_box, entry.shape, dtype, entry.offset or 0, expected, into, box)
+            yield partial(
+                _fetch, path, name, label, stored_box, entry.shape, dtype, entry.offset or 0, expected, into, box
+            )
     # Boxes of a valid file do not overlap (`require_cover`), so a smaller count is a gap.
     if count != into.size:
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
@@ -253,7 +257,9 @@ def _is_plain(dataset: _Dataset, dtype: np.dtype) -> bool:
     return dataset.offset is not None and dataset.stored == stored(dtype)
 
 
-def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int | None, first: int) -> Iterator[_Part]:
+def _pieces(
+    path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int | None, first: int
+) -> Iterator[_Fetch]:
     """Yield the pieces of an array of the file from its byte ``first`` on, until ``into`` is full."""
     data, offset, nbytes = as_bytes(into), entry.offset, math.prod(entry.shape) * into.itemsize
     if not _is_plain(entry, into.dtype):
@@ -268,7 +274,9 @@ def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int
     for start in range(first, first + len(data), step):
         box = Box((start,), (min(step, first + len(data) - start),))
         label, rest = f"bytes {start} to {start + box.shape[0] - 1}", data[start - first :][:step]
-        yield _Part(path, name, label, box, (nbytes,), data.dtype, offset, checksums[start // step], rest, box)
+        yield partial(
+            _fetch, path, name, label, box, (nbytes,), data.dtype, offset, checksums[start // step], rest, box
+        )
 
 
 def _checked_bytes(path: Path, file: h5py.File) -> int | None:

@@ -421,7 +421,7 @@ def _arrays_to_save(
         verify.require_equal(engine.topology)
     names.extract_parts(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
     # The number of the save draws the pages: another sample in each save.
-    sample = topology.slot(by_all.Saves).count if call == "save_async" else None
+    sample = topology.slot(SaveBuffer).count if call == "save_async" else None
     return file, topology, replicas, _contents(named, topology, replicas, differing, parts, sample)
 
 

@@ -226,7 +226,7 @@ def test_one_after_the_other_in_the_same_memory(strategy, tmp_path):
     for i in range(6):
         v.assign(np.full(100_000, i))
         pending = save_async({"v": v}, tmp_path / f"{i}.h5")
-        room = strategy.extended.engine.topology.slot(by_all.Saves).buffer
+        room = strategy.extended.engine.topology.slot(by_all.SaveBuffer)
         places.add((room._bytes.ctypes.data, len(room._bytes)))
     save({"v": v}, tmp_path / "last.h5")  # waits for it
     assert pending.done()
