@@ -58,11 +58,9 @@ class KeptResults:
         """Keep the results of calls."""
         for number, result in zip(numbers, value if in_chunk else [value], strict=True):
             try:
-                text = json.dumps(_encoded(result))
+                self._news.put({number: json.dumps(_encoded(result))})
             except TypeError as error:
                 self._error = self._error or TypeError(f"result of call {number}: {error}")
-                continue
-            self._news.put({number: text})
 
     def in_order(self, results: Iterator[Any]) -> Iterator[Any]:
         """Yield the results of all calls; ``results`` has those that were not in the file."""

@@ -71,26 +71,21 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
             names.add(name)
             if dataset is None:
                 missing.append(repr(name))
-                continue
-            if dataset.shape != box.shape or dataset.dtype != into.dtype.name:
+            elif dataset.shape != box.shape or dataset.dtype != into.dtype.name:
                 others.append(
                     f"variable {name!r} is {dataset.dtype} of shape {dataset.shape} there, and {into.dtype.name} of "
                     f"shape {box.shape} here"
                 )
-                continue
-            if _shape(path, file, OF_BOXES + name) is not None:
+            elif _shape(path, file, OF_BOXES + name) is not None:
                 pieces += _slabs(path, name, file, dataset, Box(box.offset, into.shape), into)
-                continue
-            if (dataset.checksums is None) != (checked_bytes is None):
+            elif (dataset.checksums is None) != (checked_bytes is None):
                 _refuse(path, name, "its checksums are missing")
-            if not into.nbytes:
-                continue
-            first = 0
-            if box.shape != into.shape:  # it was saved as one array
+            elif into.nbytes and into.shape == box.shape:
+                pieces += _pieces(path, name, dataset, into, checked_bytes, 0)
+            elif into.nbytes:  # it was saved as one array
                 first, around, part = _around(dataset, box.offset, into, checked_bytes)
                 cut.append((into, part))
-                into = around
-            pieces += _pieces(path, name, dataset, into, checked_bytes, first)
+                pieces += _pieces(path, name, dataset, around, checked_bytes, first)
         if missing:
             others.insert(
                 0, f"it has no variable {few([*dict.fromkeys(missing)], _MOST_NAMED)}: it has {_names(path, file)}"

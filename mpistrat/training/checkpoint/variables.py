@@ -92,12 +92,17 @@ def save(
     >>> folder.cleanup()
     """
     file, topology, _, new = _arrays_to_save(state, path, "save", differing, own)
+
+    def write_alone() -> None:
+        with flight_record.phase(Phase.SAVING):
+            by_all.prepare_alone(new.values, file)()
+
+    if new.alone:
+        by_all.refuse_differing(topology, new.compared)
+        topology.on_first(write_alone)
+        return
     with flight_record.phase(Phase.SAVING):
-        if new.alone:
-            by_all.refuse_differing(topology, new.compared)
-            topology.on_first(lambda: by_all.prepare_alone(new.values, file)())
-        else:
-            by_all.write_by_ranks(topology, new.arrays, new.values, file, new.compared)
+        by_all.write_by_ranks(topology, new.arrays, new.values, file, new.compared)
 
 
 def save_async(
