@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data import DataFileError
-from mpistrat.data.errors import check_bytes, what_it_is
+from mpistrat.data.errors import DataFileError, check_bytes, what_it_is
 from mpistrat.data.formats.contract import needed
 from mpistrat.data.formats.npy import header
 from mpistrat.data.rows.spec import in_native_order

@@ -20,7 +20,6 @@ from mpistrat.arrays.arrays import as_bytes, dtype_and_shape, numpy_or_cupy
 from mpistrat.memory.buffer_pool import new_memory
 from mpistrat.process import program_end
 from mpistrat.process.files import appearing
-from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import begin_call
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.representation import few, ranges
@@ -198,7 +197,7 @@ def begin(topology: Topology, is_chief: bool, path: Path, prepare: Prepare | Non
     that writes nothing. What rank 0's function raises is the error of all. The event is set on rank 0 if another
     rank's function raised.
     """
-    program_end.register(EndStep.SAVES, _log_errors)
+    program_end.register(program_end.EndStep.SAVES, _log_errors)
     buffer = topology.slot(SaveBuffer)
     buffer.count += 1
     pending = PendingSave(topology, is_chief, path)

@@ -15,10 +15,8 @@ import h5py
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
-from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.errors import check_bytes
-from mpistrat.data.hdf5.describe import opened
-from mpistrat.data.hdf5.open_file import has_no_links
+from mpistrat.data.errors import ChecksumError, DataFileError, check_bytes
+from mpistrat.data.hdf5.open_file import has_no_links, opened
 from mpistrat.representation import few
 from mpistrat.storage.layout import Box, checksum, read_box
 from mpistrat.training.checkpoint.format import (

@@ -33,7 +33,6 @@ from mpistrat.strategy import Variable, get_strategy
 from mpistrat.training.checkpoint import by_all, names
 from mpistrat.training.checkpoint.by_all import PendingSave, Prepare, SaveBuffer
 from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, comparable
-from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
 from mpistrat.values import PerReplica, VariableSynchronization
 
 _log = logging.getLogger(__name__)
@@ -245,7 +244,7 @@ def _fill(
     replicas: ReplicaGroup,
     file: Path,
     named: dict[str, Any],
-    parts: dict[str, PerRank | ArrayBlock],
+    parts: dict[str, names.PerRank | names.ArrayBlock],
 ) -> None:
     names.extract_parts(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
     likes = _likes(named)
@@ -344,7 +343,7 @@ def _prepared(
     named: Mapping[str, Any],
     call: str,
     file: Path,
-    parts: Mapping[str, PerRank | ArrayBlock] = {},
+    parts: Mapping[str, names.PerRank | names.ArrayBlock] = {},
     differing: str = "error",
 ) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
@@ -357,7 +356,9 @@ def _prepared(
         for leaf in named.values()
     )
     likes = tuple(_types(named).values())
-    own = tuple("a block" if isinstance(value, ArrayBlock) else ("own", value.by_replica) for value in parts.values())
+    own = tuple(
+        "a block" if isinstance(value, names.ArrayBlock) else ("own", value.by_replica) for value in parts.values()
+    )
     way = "from" if call.startswith("load") else "to"
     more = [] if differing == "error" else [differing]
     structures.agree(topology, call, "of", likes, kinds, own, *more, way, str(file))
@@ -435,7 +436,7 @@ def _contents(
     topology: Topology,
     replicas: ReplicaGroup,
     differing: str,
-    parts: Mapping[str, PerRank | ArrayBlock],
+    parts: Mapping[str, names.PerRank | names.ArrayBlock],
     sample: int | None,
     holder: int | None = 0,
 ) -> _NewFile:
