@@ -105,13 +105,12 @@ class Drill:
         from mpistrat.collectives.ops.of_replicas import ReplicaSums
         from mpistrat.verify import checks
 
-        given = (checks.CheckedReduction, "run", 1), (checks.CheckedReplicaSums, "add", 2)
-        added = (checks, "run_unchecked", 1), (ReplicaSums, "add", 2)
-        for kind, places in (("gradient", given), ("sum", added)):
+        given = (checks.CheckedReduction, "run", 1), (ReplicaSums, "add", 2)
+        added = (checks, "run_unchecked", 1)
+        for kind, places in (("gradient", given), ("sum", (added,))):
             for owner, name, position in places:
                 setattr(owner, name, self._changing(kind, position, getattr(owner, name)))
-        for owner, name in ((checks, "run_unchecked"), (ReplicaSums, "total")):
-            setattr(owner, name, self._counting(getattr(owner, name)))
+        checks.run_unchecked = self._counting(checks.run_unchecked)
         for name in ("verify", "verify_all"):
             setattr(checks.Checks, name, self._noting(getattr(checks.Checks, name)))
         verify.count_reduction = self._counting(verify.count_reduction)

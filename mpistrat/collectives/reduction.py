@@ -337,6 +337,10 @@ class Reduction:
         """Return whether a reduction of certain objects was prepared for these."""
         return len(values) == len(self._only_for) and all(map(is_, map(_target, self._only_for), values))
 
+    def sample(self, shares: Any) -> Any:
+        """Return what takes the values of each replica of ``shares`` before the next run; None without a check."""
+        return None
+
     def run(self, values: Sequence[Any], timeout_seconds: float | None = None) -> Any:
         """Return the reductions of the values over all ranks. Raise as `CollectiveLock.collective`."""
         exchange = self._exchange
@@ -370,12 +374,11 @@ class Reduction:
 class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):
     """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for.
 
-    ``kind`` is the class of new ones, and ``kind_of_replicas`` that over replicas of which a rank plays several: layers
-    above replace them, so that a reduction without a check has no branch for it.
+    ``kind`` is the class of new ones: layers above replace it, so that a reduction without a check has no branch for
+    it.
     """
 
     kind: type[Reduction] = Reduction
-    kind_of_replicas: Any = None
 
     def close(self) -> None:
         for cache in self.values():  # which the ops of strategies have too
@@ -438,7 +441,7 @@ def reduction_of_arrays(
         return out
 
     meets = bool(routes) and all(route.algorithm.meets for route in routes)
-    steps = Steps(_as_they_are, combine, _as_they_are, meets)
+    steps = Steps(as_they_are, combine, as_they_are, meets)
     fast_path = None
     if topology.size == 1:
         if all(result_dtype(dtype, op) == dtype for dtype, _ in key):
@@ -470,7 +473,7 @@ def reduction_of_joined(
 
     fast_path = None if topology.size == 1 else fast_path_of(topology, joined, route, out)
     operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
-    steps = Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets)
+    steps = Steps(as_they_are, combine, as_they_are, route.algorithm.meets)
     return new_reduction(topology, operation, steps, fast_path)
 
 
@@ -497,7 +500,7 @@ def _sizes_of(
     return MessageSizes(alone, min(_PACK_BYTES, choice.piece_bytes(wire, algorithm)), math.inf)
 
 
-def _as_they_are(arrays: Any) -> Any:
+def as_they_are(arrays: Any) -> Any:
     return arrays
 
 

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.algorithms.tree import Shares
-from mpistrat.collectives.operations import Op
-from mpistrat.collectives.ops.of_replicas import ReplicaSums
-from mpistrat.collectives.reduction import Key, Reduction, Reductions
+from mpistrat.collectives.reduction import Reduction, Reductions
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import Operation, operation
 from mpistrat.runtime.topology import Slot, Topology
@@ -103,14 +101,22 @@ class Checks(Slot):
 class CheckedReduction(Reduction):
     """A prepared all-reduce, some of whose calls are followed by a verification."""
 
-    __slots__ = ("_checks", "_op", "_order", "_ranks", "_way")
+    __slots__ = ("_checks", "_op", "_ranks", "_sample", "_way")
 
     def __init__(self, topology: Topology, operation: Operation, *args: Any, **kwargs: Any):
         super().__init__(topology, operation, *args, **kwargs)
         self._ranks, self._checks = topology, topology.slot(Checks)
         # Its first part is the name of the op, and the last one that of the algorithm.
         self._op, self._way = str(operation.parts[0]), operation.parts[-1]
-        self._order = [*itertools.chain(*topology.nodes)] if self._way == "tree" else range(topology.size)
+        self._sample: SumSample | None = None
+
+    def sample(self, shares: Shares) -> SumSample | None:
+        self._sample = None
+        if self._checks.left <= 1:
+            row_of = {replica: row for row, replica in enumerate(itertools.chain(*shares.blocks))}
+            order = [row_of[replica] for replica in sorted(row_of)]
+            self._sample = self._checks.sample(self._ranks, self._op, self._way, order)
+        return self._sample
 
     def run(self, values: Sequence[Any], timeout_seconds: float | None = None) -> Any:
         checks = self._checks
@@ -118,48 +124,22 @@ class CheckedReduction(Reduction):
             out = run_unchecked(self, values, timeout_seconds)
             checks.left -= 1  # after it: all ranks raise an error of a reduction, or none goes on
             return out
-        sample = checks.sample(self._ranks, self._op, self._way, self._order)
-        if sample is not None:
-            sample.take(values)
+        sample = self._sample  # of values that were added one by one
+        if sample is None:
+            ranks = self._ranks
+            order = itertools.chain(*ranks.nodes) if self._way == "tree" else range(ranks.size)
+            sample = checks.sample(ranks, self._op, self._way, order)
+            if sample is not None:
+                sample.take(values)
         out = run_unchecked(self, values, timeout_seconds)
         checks.verify(self._ranks, sample, out, timeout_seconds)
-        return out
-
-
-class CheckedReplicaSums(ReplicaSums):
-    """A prepared all-reduce over replicas of which a rank plays several, verified as `CheckedReduction`."""
-
-    def __init__(self, topology: Topology, shares: Shares, op: Op, key: Key, algorithm: str | None, *args: Any):
-        super().__init__(topology, shares, op, key, algorithm, *args)
-        self._ranks, self._checks, self._op, self._way = topology, topology.slot(Checks), op.name, algorithm
-        row_of = {replica: row for row, replica in enumerate(itertools.chain(*shares.blocks))}
-        self._order = [row_of[replica] for replica in sorted(row_of)]
-
-    def begin(self) -> None:
-        super().begin()
-        self._is_due, self._sample = self._checks.left <= 1, None
-        if self._is_due:
-            self._sample = self._checks.sample(self._ranks, self._op, self._way, self._order)
-
-    def add(self, replica: int, values: Sequence[np.ndarray]) -> None:
-        if self._sample is not None:
-            self._sample.take(values)
-        super().add(replica, values)
-
-    def total(self, timeout_seconds: float | None) -> list[np.ndarray]:
-        out = super().total(timeout_seconds)
-        if self._is_due:
-            self._checks.verify(self._ranks, self._sample, out, timeout_seconds)
-        else:
-            self._checks.left -= 1
         return out
 
 
 def watch(topology: Topology) -> None:
     """Let the reductions that are prepared from now on verify, if ``rc.verify`` asks for it."""
     if topology.verify and topology.size > 1:
-        kinds = topology.slot(Reductions)
-        kinds.kind, kinds.kind_of_replicas = CheckedReduction, CheckedReplicaSums
+        topology.slot(Reductions).kind = CheckedReduction
 
 
 def count_reduction(topology: Topology) -> None:

@@ -27,9 +27,11 @@ from mpistrat.collectives.reduction import (
     HostRoute,
     Key,
     Message,
-    Reductions,
+    Steps,
+    as_they_are,
     message_of,
     new_array,
+    new_reduction,
     reduce_one,
     unpack_message,
 )
@@ -43,10 +45,10 @@ _MOST = 64  # reductions that are kept, with their buffers
 
 
 class _PartialSums:
-    """The partial sums of one message."""
+    """The partial sums of one message. Unless it ``adds``, it keeps the values of each replica."""
 
     def __init__(self, message: Message, trees: Sequence[range], adds: bool):
-        self.message, self._adds = message, adds
+        self.message, self.adds = message, adds
         # A dtype costs 0.4 us for each array.
         self._cast = {} if message.wire == message.source else {"dtype": message.wire}
         self._tree_of_right = tree_of_right(trees)
@@ -61,7 +63,7 @@ class _PartialSums:
         """Copy or add the arrays of the next replica."""
         message, tree = self.message, range(replica, replica + 1)
         members = [values[i] for i in message.members]
-        above = self._tree_of_right.get(tree) if self._adds else None
+        above = self._tree_of_right.get(tree) if self.adds else None
         if above is None:
             buffer = self._free.pop() if self._free else self._buffer()
             for view, array in zip(buffer[1], members, strict=True):
@@ -88,15 +90,16 @@ class _PartialSums:
         return flat, views
 
     @property
-    def parts(self) -> dict[range, np.ndarray]:
-        return {tree: flat for tree, (flat, _) in self._parts}
+    def parts(self) -> list[np.ndarray]:
+        return [flat for _, (flat, _) in self._parts]
 
 
 class ReplicaSums:
     """A prepared all-reduce of arrays of these dtypes and shapes, over replicas of which a rank plays several.
 
-    The algorithms "tree" and "exact" have the same bits on any number of ranks. Raise TypeError if ``op`` cannot reduce
-    an array, and ValueError for "ordered", which adds in the order of ranks.
+    It is a `Reduction` of the partial sums of this rank. The algorithms "tree" and "exact" have the same bits on any
+    number of ranks. Raise TypeError if ``op`` cannot reduce an array, and ValueError for "ordered", which adds in the
+    order of ranks.
     """
 
     def __init__(
@@ -131,41 +134,53 @@ class ReplicaSums:
         self._empty = [
             (i, shape, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)
         ]
-        self._operation = Operation(
-            "all_reduce", op.name, key, form, f"of {size} replicas", bytes_per_pack or None, algorithm
+        self._reduction = new_reduction(
+            topology,
+            Operation("all_reduce", op.name, key, form, f"of {size} replicas", bytes_per_pack or None, algorithm),
+            Steps(
+                as_they_are,
+                self._combined,
+                self._unpacked,
+                meets=algorithm == TREE and topology.memory is not None and bool(groups),
+            ),
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaSums:
+        return self  # as a `Reduction`; copies of views would not be views of the copy
 
     def begin(self) -> None:
         for sums in self._partial_sums:
             sums.clear()
+        self._sample = self._reduction.sample(self._shares)
 
     def add(self, replica: int, values: Sequence[np.ndarray]) -> None:
         """Add the arrays of this rank's next replica. Does not communicate."""
+        if self._sample is not None:
+            self._sample.take(values)
         with np.errstate(all="ignore"):
             for sums in self._partial_sums:
                 sums.add(replica, values)
 
     def total(self, timeout_seconds: float | None) -> list[np.ndarray]:
         """Return the reductions of all replicas' arrays. Collective."""
-        topology, out = self._topology, [np.empty(0)] * len(self.key)
-        meets = self._algorithm == TREE and topology.memory is not None and bool(self._partial_sums)
-        with topology.lock.collective(self._operation, meets, timeout_seconds):
-            for sums in self._partial_sums:
-                total = topology.lock.ignoring_float_errors(self._total, sums)
-                unpack_message(sums.message, total, out)
+        parts = itertools.chain.from_iterable(sums.parts for sums in self._partial_sums)
+        out: list[np.ndarray] = self._reduction.run([*parts], timeout_seconds)
+        return out
+
+    def _combined(self, parts: object, timeout_seconds: float | None) -> list[np.ndarray]:
+        return [*map(self._total, self._partial_sums)]
+
+    def _unpacked(self, totals: list[np.ndarray]) -> list[np.ndarray]:
+        out = [np.empty(0)] * len(self.key)
+        for sums, total in zip(self._partial_sums, totals, strict=True):
+            unpack_message(sums.message, total, out)
         for i, shape, dtype in self._empty:
             out[i] = np.empty(shape, dtype)
         return out
 
     def _total(self, sums: _PartialSums) -> np.ndarray:
-        topology, message = self._topology, sums.message
-        parts = [*sums.parts.values()]
-        wide = new_array(message.length, message.wire)
-        if self._algorithm == TREE:
-            reduce_by_tree(topology, self._shares, message.combine, parts, wide)
-        elif self._algorithm == EXACT and message.combine is np.add and message.wire.kind in "fc":
-            exact_sum_over_ranks(topology, np.stack(parts), wide, len(self._shares.tree))
-        else:
+        topology, message, parts = self._topology, sums.message, sums.parts
+        if self._algorithm != TREE and sums.adds:
             folded = parts[0]
             for part in parts[1:]:
                 message.combine(folded, part, out=folded)
@@ -174,8 +189,11 @@ class ReplicaSums:
             if self._algorithm == EXACT and message.wire.kind == "f":
                 settle_extremes(total)
             return total
-        if message.wire is message.result and message.divisor == 1:
-            return wide
+        wide = new_array(message.length, message.wire)
+        if sums.adds:
+            reduce_by_tree(topology, self._shares, message.combine, parts, wide)
+        else:
+            exact_sum_over_ranks(topology, np.stack(parts), wide, len(self._shares.tree))
         total = wide if message.wire is message.result else new_array(message.length, message.result)
         finish(wide, message.divisor, total)
         return total
@@ -230,8 +248,7 @@ class ReplicasAllReduce(CrossDeviceOps):
         sums = self._prepared.get(named)
         if sums is None:
             arguments = options.algorithm, options.bytes_per_pack
-            kind = self._ranks.slot(Reductions).kind_of_replicas or ReplicaSums
-            sums = self._prepared.keep(named, kind(self._ranks, self.shares, op, key, *arguments, form))
+            sums = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *arguments, form))
         return sums
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:

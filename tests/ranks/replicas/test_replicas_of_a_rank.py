@@ -1,6 +1,7 @@
 """Several replicas in a rank: what they get, what they share, and what happens when one of them errs."""
 
 import contextvars
+import copy
 import math
 import os
 import signal
@@ -133,6 +134,13 @@ def test_collectives_of_the_strategy(strategy):
     assert [len(each) for each in local(strategy, scattered)] == [
         1 + (each < 2) for each in local(strategy, strategy.run(number))
     ]
+
+
+def test_a_copied_strategy_has_the_same_sums():
+    strategy = mpistrat.MirroredStrategy(virtual_replicas=V)
+    for each in (strategy, copy.deepcopy(strategy), strategy):  # the copy is made after its reduction is prepared
+        total = each.run(lambda: get_replica_context().all_reduce("SUM", np.full(3, number() + 1.0)))
+        assert [own.tolist() for own in local(each, total)] == [[V * (V + 1) / 2] * 3] * len(local(each, total))
 
 
 def test_a_rank_adds_up_in_few_buffers():
