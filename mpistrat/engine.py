@@ -34,11 +34,11 @@ class Engine:
     ``topology`` has the ranks that combine values. ``all_ranks`` has all ranks of the program, which save and end at
     one step. Where a replica is several ranks, a rank combines values with the ranks of its position in other replicas.
 
-    The attribute ``ops`` is bound to the ranks. ``of_replicas`` is the same, or None where each rank plays the replica
-    of its own number. ``arenas`` is the memory of buffers that are reduced in place. ``joins_arrays`` says whether a
-    caller may join arrays before they are reduced: neither hooks nor pack sizes count them. ``variable_device`` is the
-    device of new variables, and ``sends_initial_values`` says whether these get the value of rank 0. ``between_groups``
-    is set where the ranks are groups that exchange now and then: ``topology`` and ``replicas`` are then those of this
+    The attribute ``ops`` is bound to the ranks: a `ReplicasAllReduce`, unless each rank plays the replica of its own
+    number. ``arenas`` is the memory of buffers that are reduced in place. ``joins_arrays`` says whether a caller may
+    join arrays before they are reduced: neither hooks nor pack sizes count them. ``variable_device`` is the device of
+    new variables, and ``sends_initial_values`` says whether these get the value of rank 0. ``between_groups`` is set
+    where the ranks are groups that exchange now and then: ``topology`` and ``replicas`` are then those of this
     group. ``mesh`` is set where a replica is several ranks.
     """
 
@@ -62,12 +62,9 @@ class Engine:
         self.device = (device or Device("cpu")).use()
         self.devices: tuple[str, ...] = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)
-        self.of_replicas: Any = None  # a ReplicasAllReduce, where a rank does not play the replica of its number
-        if self.replicas.by_rank:
-            self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
-        else:
-            self.ops = self.of_replicas = ReplicasAllReduce(self.replicas.blocks)
-            self.ops.bound_to(self.topology)
+        if not self.replicas.by_rank:
+            ops = ReplicasAllReduce(self.replicas.blocks)
+        self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
         self.joins_arrays = self.ops.joins_arrays(self.options)
         self.variable_device = self.device
         self.sends_initial_values = True

@@ -294,16 +294,8 @@ class _Worker:
         self._running = None
 
 
-@contextmanager
-def _in_scope(strategy: int | None) -> Iterator[None]:
-    stack = context.stack()
-    depth = len(stack)
-    if strategy is not None:
-        stack.append(strategy_of(strategy).extended.cross_replica_mode)
-    try:
-        yield
-    finally:
-        del stack[depth:]
+def _in_scope(strategy: int | None) -> context.entered:
+    return context.entered(*([] if strategy is None else [strategy_of(strategy).extended.cross_replica_mode]))
 
 
 @contextmanager

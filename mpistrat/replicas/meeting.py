@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Protocol
 
@@ -320,11 +320,8 @@ class ReplicaMeeting:
     def _play_in_thread(self, i: int, player: _Player) -> None:
         try:
             forbidden_threads[threading.get_ident()] = _REFUSED
-            if self._settings is None:
+            with nullcontext() if self._settings is None else holding_settings(self._settings):
                 self._results[i] = self._play(i)
-            else:
-                with holding_settings(self._settings):
-                    self._results[i] = self._play(i)
         except ReplicaEnded:
             pass
         except BaseException as error:

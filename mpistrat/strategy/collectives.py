@@ -18,7 +18,7 @@ from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.local_replicas import split_by_replica
-from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows, regrouped
+from mpistrat.strategy.replica_context import gather_replicas, regrouped
 from mpistrat.values import OPS, ArrayLike, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
 if TYPE_CHECKING:
@@ -183,30 +183,12 @@ class Collectives:
             For IndexedSlices.
         """
         context.require_cross_replica(self, "gather", "use all_gather of the replica context")
-        if dst is None and self._engine.replicas.by_rank:
-            # The usual case: one value of each rank, gathered on all ranks.
-            return gather_on_all(self._engine, [value], axis)
-        topology, replicas = self._engine.topology, self._engine.replicas
-        with structures.refusals("gather", topology):
-            dst = None if dst is None else replicas.checked("dst", dst)
-        if dst is None or not replicas.by_rank:
-            # A gather of MPI takes one value of each rank, and a rank may have several replicas here.
-            structures.agree(topology, "gather", dst)
-            whole = gather_on_all(self._engine, split_by_replica(value, replicas.count), axis)
-            return whole if dst is None or dst in replicas.local else None
-        leaves, rebuild, form = nest.take_apart(value)
-        with structures.refusals("gather", topology):
-            if nest.holds(leaves, IndexedSlices):
-                raise NotImplementedError(NOT_GATHERED)
-            leaves = [component(leaf) for leaf in leaves]
-            hosts = [to_host(leaf) for leaf in leaves]
-        if form is not None:
-            structures.agree(topology, "gather", dst, form)
-        root = replicas.rank_of(dst)
-        gathered: list[Any] = [moves.gather(topology, host, axis, root) for host in hosts]
-        if dst not in replicas.local:
-            return None
-        return rebuild([from_host(*pair) for pair in zip(gathered, leaves, strict=True)])
+        engine = self._engine
+        if dst is not None:
+            with structures.refusals("gather", engine.topology):
+                dst = engine.replicas.checked("dst", dst)
+        values = [value] if engine.replicas.count == 1 else split_by_replica(value, engine.replicas.count)
+        return gather_replicas(engine, values, axis, None, dst)
 
     @_collective_call
     def broadcast(self, value: Any, src: int = 0) -> Any:
@@ -301,23 +283,9 @@ class Collectives:
                 leaves = [to_host(component(leaf)) for leaf in leaves]
                 # The other replicas lack the structure: it is sent with numbers in place of arrays.
                 skeleton = rebuild([*range(len(leaves))])
-        if not replicas.by_rank:
-            return self._scattered(leaves, skeleton, axis, src)
-        scattered = moves.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
-        return nest.flatten(scattered.note)[1](scattered.arrays)
-
-    def _scattered(self, leaves: list[np.ndarray], skeleton: Any, axis: int, src: int) -> Any:
-        """Send the arrays whole, and cut out the rows of each replica of this rank."""
-        topology, replicas = self._engine.topology, self._engine.replicas
-        with structures.refusals("scatter", topology):
-            # `own_rows` below cuts along the first axis.
-            moved = [np.moveaxis(leaf, moves.checked_axis(leaf, axis), 0) for leaf in leaves]
-        skeleton, moved = topology.broadcast_object((skeleton, moved), replicas.rank_of(src))
-        rebuild = nest.flatten(skeleton)[1]
-        parts = [
-            rebuild([np.moveaxis(own_rows(leaf, i, replicas.size), 0, axis) for leaf in moved]) for i in replicas.local
-        ]
-        return regrouped(parts, always=replicas.is_virtual)
+        scattered = moves.scatter(topology, leaves, axis, replicas.rank_of(src), skeleton, replicas.blocks)
+        _, rebuild = nest.flatten(scattered.note)
+        return regrouped([rebuild(part) for part in scattered.parts], always=replicas.is_virtual)
 
     @_collective_call
     def gather_object(self, value: Any, dst: int | None = None) -> list[Any] | None:
@@ -351,16 +319,17 @@ class Collectives:
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("gather_object", topology):
             dst = None if dst is None else replicas.checked("dst", dst)
-        if not replicas.by_rank:
-            structures.agree(topology, "gather_object", dst)
-            # The objects of the replicas of a rank travel together.
-            of_ranks = topology.all_gather_object(split_by_replica(value, replicas.count))
-            ranks = [replicas.rank_of(replica) for replica in range(replicas.size)]
-            objects = [of_ranks[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
-            return objects if dst is None or dst in replicas.local else None
-        if dst is None:
-            return topology.all_gather_object(value)
-        return moves.gather_object(topology, value, replicas.rank_of(dst))
+        # The objects of the replicas of a rank travel together.
+        own = value if replicas.by_rank else split_by_replica(value, replicas.count)
+        of_ranks = (
+            topology.all_gather_object(own)
+            if dst is None
+            else moves.gather_object(topology, own, replicas.rank_of(dst))
+        )
+        if replicas.by_rank or of_ranks is None:
+            return of_ranks
+        ranks = map(replicas.rank_of, range(replicas.size))
+        return [of_ranks[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
 
     @_collective_call
     def broadcast_object(self, value: Any, src: int = 0) -> Any:

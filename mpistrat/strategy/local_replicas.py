@@ -11,7 +11,8 @@ from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.asynchronous import completed_all_reduce
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, parse_op
-from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, ReplicasAllReduce, components_of
+from mpistrat.collectives.ops.base import CrossDeviceOps
+from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, components_of
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
 from mpistrat.strategy import replica_context
 from mpistrat.strategy.replica_context import apart, components_but_variables, own_copies, regrouped
@@ -70,7 +71,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
         options: CommunicationOptions,
         check: Callable[[Op, Any], object] | None = None,
     ) -> Any:
-        begin = partial(_ReduceCall, self._engine.of_replicas, check)
+        begin = partial(_ReduceCall, self._engine.ops, check)
         return self.meet(name, begin, (parse_op(reduce_op), value, options))
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -81,7 +82,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
 class _ReduceCall:
     """The all-reduce of replicas in a rank. ``check`` raises for a leaf that the call cannot reduce."""
 
-    def __init__(self, ops: ReplicasAllReduce, check: Callable[[Op, Any], object] | None):
+    def __init__(self, ops: CrossDeviceOps, check: Callable[[Op, Any], object] | None):
         self._ops, self._check = ops, check
         self._total: IncrementalAllReduce | None = None
         self._called: tuple[Any, ...] = ()
@@ -124,21 +125,14 @@ class _MergeCall:
 
     def make(self) -> list[Any]:
         args, kwargs = regrouped(self._given)
-        contexts = self._strategy.extended.replica_contexts
-        stack = context.stack()
-        depth = len(stack)
-        try:
-            stack.append(self._strategy.extended.cross_replica_mode)
+        extended, results = self._strategy.extended, []
+        with context.entered(extended.cross_replica_mode):
             result = self._function(self._strategy, *args, **kwargs)
-            results = []
-            for i, replica in enumerate(contexts):
-                stack.append(replica.mode)
+            for i, replica in enumerate(extended.replica_contexts):
                 # In the replica's own context, which says whose components these are.
-                components = components_but_variables(result)
-                results.append(components if i == 0 else apart(components))
-                stack.pop()
-        finally:
-            del stack[depth:]
+                with context.entered(replica.mode):
+                    components = components_but_variables(result)
+                    results.append(components if i == 0 else apart(components))
         return results
 
 
@@ -156,15 +150,9 @@ def run_replicas(extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwa
     contexts = extended.replica_contexts
 
     def play(i: int) -> Any:
-        stack = context.local.stack
-        depth = len(stack)
-        try:
-            stack.append(contexts[i].mode)
+        with context.entered(contexts[i].mode):
             own_args = [*map(components_but_variables, args)]
-            if not kwargs:
-                return fn(*own_args)
-            return fn(*own_args, **{name: components_but_variables(arg) for name, arg in kwargs.items()})
-        finally:
-            del stack[depth:]
+            own_kwargs = {name: components_but_variables(arg) for name, arg in (kwargs or {}).items()}
+            return fn(*own_args, **own_kwargs)
 
     return regrouped(extended.meeting.run(play), always=extended.wraps)

@@ -440,7 +440,7 @@ class ReplicaContext:
             If this replica context is not the current one.
         """
         context.require_replica_context(self)
-        return gather_on_all(self._engine, [value], axis, options)
+        return gather_replicas(self._engine, [value], axis, options)
 
 
 def refuse_scatter(options: CommunicationOptions) -> None:
@@ -473,10 +473,13 @@ def own_rows(total: Any, replica: int, size: int) -> Any:
 
 
 class GatherOfReplicas:
-    """The all-gather of the replicas of a rank, which give their values one by one."""
+    """The all-gather of the replicas of a rank, which give their values one by one.
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    With ``dst``, only the rank of this replica gets the values, and the others None.
+    """
+
+    def __init__(self, engine: Engine, dst: int | None = None):
+        self._engine, self._dst = engine, dst
         self._given: list[list[Any]] = []
 
     def give(self, operands: tuple[Any, int, float | None]) -> None:
@@ -495,24 +498,39 @@ class GatherOfReplicas:
 
     def make(self) -> list[Any]:
         form, seconds, described = self._called
-        if form is not None:
-            structures.agree(self._engine.topology, "all_gather", form, *described, timeout_seconds=seconds)
-        gathered = []
+        engine, dst, gathered = self._engine, self._dst, []
+        if form is not None and dst is None:
+            structures.agree(engine.topology, "all_gather", form, *described, timeout_seconds=seconds)
+        elif form is not None:
+            structures.agree(engine.topology, "gather", dst, form, timeout_seconds=seconds)
+        root = None if dst is None else engine.replicas.rank_of(dst)
         for like, (_, axis, _), parts in zip(self._likes, described, zip(*self._given, strict=True), strict=True):
             whole = parts[0]
             if len(parts) > 1:  # dtype: else in native byte order, on these ranks only
                 whole = from_host(np.concatenate(parts, axis, dtype=whole.dtype), like)
-            gathered.append(self._engine.ops.gathered(whole, axis, seconds))
+            gathered.append(engine.ops.gathered(whole, axis, seconds, root))
+        if root not in (None, engine.topology.rank):
+            return [None] * len(self._given)
         return [self._rebuild(own_copies(gathered, i)) for i in range(len(self._given))]
 
 
-def gather_on_all(engine: Engine, values: Sequence[Any], axis: int, options: CommunicationOptions | None = None) -> Any:
-    """Concatenate the values of all replicas leaf by leaf; ``values`` are of this rank. Collective."""
+def gather_replicas(
+    engine: Engine,
+    values: Sequence[Any],
+    axis: int,
+    options: CommunicationOptions | None = None,
+    dst: int | None = None,
+) -> Any:
+    """Concatenate the values of all replicas leaf by leaf; ``values`` are of this rank. Collective.
+
+    With ``dst``, only the rank of this replica gets the result, and the others None.
+    """
     seconds = engine.merged(options).timeout_seconds
-    if len(values) == 1 and type(values[0]) is np.ndarray:  # fast path: the collective itself compares one array
+    if dst is None and len(values) == 1 and type(values[0]) is np.ndarray:
+        # Fast path: the collective itself compares one array.
         return engine.ops.gathered(values[0], axis, seconds)
-    call = GatherOfReplicas(engine)
-    with structures.refusals("all_gather", engine.topology, seconds):
+    call = GatherOfReplicas(engine, dst)
+    with structures.refusals("all_gather" if dst is None else "gather", engine.topology, seconds):
         for value in values:
             call.give((value, axis, seconds))
     return call.make()[0]

@@ -193,13 +193,8 @@ class KeptWrites:
             self._copies.write(write.key, write.method, value)
             return
         # As on the server: the function updates in cross-replica context.
-        stack = context.stack()
-        depth = len(stack)
-        stack.append(pending.variables[0].distribute_strategy.extended.cross_replica_mode)
-        try:
+        with context.entered(pending.variables[0].distribute_strategy.extended.cross_replica_mode):
             self._copies.prepared_update(write.key, pending.function, *value)()
-        finally:
-            del stack[depth:]
 
     def prepare(self, number: int) -> tuple[int, ...]:
         """Send the writes under a number, and return their servers. Raise NotPreparedError if one refuses a write."""

@@ -46,8 +46,16 @@ def _moved(name: str, topology: Topology, value: Any, on_host: Callable[[], np.n
     return arrays.from_host(on_host(), value)
 
 
-def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """Gather a value as `moves.all_gather` does, and return an array of the library of ``value``."""
+def gathered(
+    topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None, root: int | None = None
+) -> Any:
+    """Gather a value as `moves.all_gather` does, and return an array of the library of ``value``.
+
+    With ``root``, only this rank gets the result, through the host, and the others None.
+    """
+    if root is not None:
+        total = moves.gather(topology, arrays.to_host(value), axis, root)
+        return None if total is None else arrays.from_host(total, value)
     return _moved(
         "all_gather",
         topology,

@@ -398,19 +398,22 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
 
 
 class Scattered(NamedTuple):
-    """The result of a scatter on one rank: its rows, and the note that rank ``root`` sent to all ranks."""
+    """The result of a scatter on one rank: the arrays of each of its replicas, and the note of rank ``root``."""
 
-    arrays: list[np.ndarray]
+    parts: list[list[np.ndarray]]
     note: Any
 
 
-def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: int, note: Any = None) -> Scattered:
-    """Cut the arrays of rank ``root`` along an axis, as evenly as possible, and return to each rank its part of each.
+def scatter(
+    topology: Topology, values: Sequence[np.ndarray], axis: int, root: int, note: Any, blocks: Sequence[range]
+) -> Scattered:
+    """Cut the arrays of rank ``root`` along an axis, as evenly as possible, and return each replica's part of each.
 
-    Other ranks' ``values`` and ``note``, which is pickled, are not used. Raise ValueError for a scalar or a missing
-    axis, then `MismatchError` on other ranks, and TypeError if an array holds Python objects.
+    Rank ``rank`` plays the replicas ``blocks[rank]``. Other ranks' ``values`` and ``note``, which is pickled, are not
+    used. Raise ValueError for a scalar or a missing axis, then `MismatchError` on other ranks, and TypeError if an
+    array holds Python objects.
     """
-    is_root = topology.rank == root
+    is_root, own = topology.rank == root, blocks[topology.rank]
     with structures.refusals("scatter", topology):
         axis = operator.index(axis)
         if is_root and any(value.ndim == 0 for value in values):
@@ -423,28 +426,46 @@ def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: i
     noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
     with topology.lock.collective(operation("scatter", root, axis)):
         if topology.size == 1:
-            return Scattered([value.copy(order="C") for value in values], note)
-        described, noted = topology.world.bcast((described, noted), root)
-        arrays = [
-            _scattered(topology, dtype, shape, along, values[i] if is_root else None, root)
-            for i, (dtype, shape, along) in enumerate(described)
-        ]
-    return Scattered(arrays, mpi.start().pickle.loads(noted))
+            arrays = [value.copy(order="C") for value in values]
+        else:
+            described, noted = topology.world.bcast((described, noted), root)
+            arrays = [
+                _scattered(topology, dtype, shape, along, values[i] if is_root else None, root, blocks)
+                for i, (dtype, shape, along) in enumerate(described)
+            ]
+            note = mpi.start().pickle.loads(noted)
+    of_arrays = []
+    for array, (_, shape, along) in zip(arrays, described, strict=True):
+        ends = _ends_of_replicas(shape[along], blocks)[own.start : own.stop]
+        # One replica gets the array itself: variables take a view for a part of a buffer that is reduced in place.
+        of_arrays.append(np.split(array, np.subtract(ends[1:], ends[0]), along) if len(own) > 1 else [array])
+    return Scattered([[parts[i] for parts in of_arrays] for i in range(len(own))], note)
+
+
+def _ends_of_replicas(rows: int, blocks: Sequence[range]) -> list[int]:
+    """Return the row at which each replica's part begins, and the number of rows."""
+    size = max(block.stop for block in blocks)
+    return [0, *itertools.accumulate(rows_of_ranks(np.broadcast_to(0, (rows,)), size))]
 
 
 def _scattered(
-    topology: Topology, dtype: np.dtype, shape: tuple[int, ...], axis: int, value: np.ndarray | None, root: int
+    topology: Topology,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    axis: int,
+    value: np.ndarray | None,
+    root: int,
+    blocks: Sequence[range],
 ) -> np.ndarray:
-    rest = (*shape[:axis], *shape[axis + 1 :])
-    lengths = rows_of_ranks(np.broadcast_to(0, (shape[axis],)), topology.size)
-    result = np.empty((lengths[topology.rank], *rest), dtype)
+    rest, ends = (*shape[:axis], *shape[axis + 1 :]), _ends_of_replicas(shape[axis], blocks)
+    own = blocks[topology.rank]
+    result = np.empty((ends[own.stop] - ends[own.start], *rest), dtype)
     receives: list[np.ndarray | None] = [None] * topology.size
     receives[root] = as_bytes(result)
     sends: list[np.ndarray | None] = [None] * topology.size
     if value is not None:
         rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
-        ends = [0, *itertools.accumulate(lengths)]
-        sends = [as_bytes(rows[first:last]) for first, last in itertools.pairwise(ends)]
+        sends = [as_bytes(rows[ends[block.start] : ends[block.stop]]) for block in blocks]
     exchange(topology, sends, receives)
     return np.ascontiguousarray(np.moveaxis(result, 0, axis))
 

@@ -1,10 +1,9 @@
-"""The base class of cross-device ops, the check of destinations, and the all-reduce of sparse rows, by gathers."""
+"""The base class of cross-device ops, with the all-reduce of sparse rows by gathers, and the check of destinations."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -219,9 +218,31 @@ class CrossDeviceOps:
         """
         return None
 
-    def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-        """Return the values of all replicas along an axis; ``value`` has the values of this rank's. Collective."""
-        return any_library.gathered(self._ranks, value, axis, timeout_seconds)
+    def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None, root: int | None = None) -> Any:
+        """Return the values of all replicas along an axis; ``value`` has the values of this rank's. Collective.
+
+        With ``root``, only this rank gets the result, and the others None.
+        """
+        return any_library.gathered(self._ranks, value, axis, timeout_seconds, root)
+
+    def all_reduce_rows(self, op: Op, value: IndexedSlices, timeout_seconds: float | None = None) -> IndexedSlices:
+        """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
+
+        Rows of equal index stay separate. Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
+        """
+        if isinstance(op, FurtherOp):
+            raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
+        accumulator(value.dtype, op)
+        description = operation("all_reduce of sparse rows", op.name, value.dense_shape)
+        self._ranks.lock.compare(description, timeout_seconds)
+        rows, indices = (self.gathered(array, 0, timeout_seconds) for array in (value.values, value.indices))
+        if op is ReduceOp.MEAN:
+            wide = rows.astype(accumulator(value.dtype, op), copy=False)
+            rows = divide(wide, self._number_of_replicas()).astype(result_dtype(value.dtype, op), copy=False)
+        return IndexedSlices(rows, indices, value.dense_shape)
+
+    def _number_of_replicas(self) -> int:
+        return self._ranks.size
 
     @_collective_call
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
@@ -264,32 +285,3 @@ def mirrored(value: Any) -> Mirrored:
 def _per_replica(op: Op, value: Any) -> DistributedValues:
     checked = reducible(op, value)
     return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((checked,))
-
-
-# --- sparse rows ----------------------------------------------------------------
-
-
-def all_reduce_slices(
-    topology: Topology,
-    op: Op,
-    value: IndexedSlices,
-    timeout_seconds: float | None = None,
-    gathered: Callable[..., Any] | None = None,
-    replicas: int | None = None,
-) -> IndexedSlices:
-    """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
-
-    Rows of equal index stay separate. ``gathered(array, 0, timeout_seconds)`` gathers the rows of ``replicas``
-    replicas, by default one for each rank. Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
-    """
-    if isinstance(op, FurtherOp):
-        raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
-    accumulator(value.dtype, op)
-    description = operation("all_reduce of sparse rows", op.name, value.dense_shape)
-    topology.lock.compare(description, timeout_seconds)
-    gathered = gathered or partial(any_library.gathered, topology)
-    rows, indices = (gathered(array, 0, timeout_seconds) for array in (value.values, value.indices))
-    if op is ReduceOp.MEAN:
-        wide = rows.astype(accumulator(value.dtype, op), copy=False)
-        rows = divide(wide, replicas or topology.size).astype(result_dtype(value.dtype, op), copy=False)
-    return IndexedSlices(rows, indices, value.dense_shape)

@@ -18,7 +18,7 @@ from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.arena import reduction_in_place
 from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.collectives.operations import COMBINE, Op, accumulator, divide, result_dtype
-from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, all_reduce_slices, collective_all_reduce
+from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, collective_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.reduce_scatter import Parts, reduce_parts
 from mpistrat.collectives.reduction import Key, Reduction, prepared, reduction_of_arrays, reduction_of_joined
@@ -237,7 +237,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             for i, total in zip(hosted, totals, strict=True):
                 out[i] = arrays.from_host(total, values[i])
         for i in sparse:
-            out[i] = all_reduce_slices(self._ranks, op, values[i], options.timeout_seconds)
+            out[i] = self.all_reduce_rows(op, values[i], options.timeout_seconds)
         return out
 
     def _reduce_on_gpu(
@@ -402,7 +402,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def _reduce(self, op: Op, value: Any, timeout_seconds: float | None) -> Any:
         topology = self._ranks
         if isinstance(value, IndexedSlices):
-            return all_reduce_slices(topology, op, value, timeout_seconds)
+            return self.all_reduce_rows(op, value, timeout_seconds)
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
         accumulator(host.dtype, op)
         description = operation("reduce to one device", op.name, (host.dtype, host.shape))

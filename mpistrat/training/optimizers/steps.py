@@ -564,7 +564,7 @@ class ReplicasStep:
         known = self._total is not None and aggregate and len(trained) == len(self._trained)
         if known and all(map(is_, trained, self._trained)) and {*map(type, gradients)} == _ARRAYS:
             assert self._total is not None
-            self._total.add_arrays(gradients)
+            self._total.add(gradients)
             return
         pairs = fitting_pairs(self._extended, all_pairs)
         gradients = [gradient for gradient, _ in pairs]
@@ -575,7 +575,7 @@ class ReplicasStep:
             self._variables = [variable for _, variable in pairs]
             if aggregate:
                 engine = self._extended.engine
-                self._total = IncrementalAllReduce(engine.of_replicas, ReduceOp.SUM, engine.options, names)
+                self._total = IncrementalAllReduce(engine.ops, ReduceOp.SUM, engine.options, names)
             else:
                 # Copies: they are used after the other replicas of the rank have run, which may reuse the memory.
                 self._reduced = [*map(snapshot, gradients)]
@@ -589,12 +589,7 @@ class ReplicasStep:
 
     def make(self) -> list[None]:
         """Reduce the gradients, and update the variables once."""
-        stack = context.stack()
-        depth = len(stack)
-        try:
-            stack.append(self._extended.cross_replica_mode)
+        with context.entered(self._extended.cross_replica_mode):
             reduced = self._reduced if self._total is None else self._total.result()
             self._update([*zip(reduced, self._variables, strict=True)])
-        finally:
-            del stack[depth:]
         return [None] * self._extended.engine.replicas.count

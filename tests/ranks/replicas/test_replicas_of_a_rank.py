@@ -62,6 +62,7 @@ def test_the_form_does_not_depend_on_the_number_of_ranks():
     assert one_each.run(lambda: None) is None
     assert float(one_each.reduce("SUM", one_each.run(lambda: 3.0), axis=None)) == 3.0 * SIZE
     assert isinstance(one_each.rng(3), PerReplica)
+    assert isinstance(one_each.scatter(np.arange(SIZE)), PerReplica)
 
 
 def test_a_value_is_copied_or_added_when_it_is_given(strategy):
@@ -127,8 +128,20 @@ def test_collectives_of_the_strategy(strategy):
     assert strategy.broadcast(own).tolist() == [0] * 2
     rows = strategy.scatter(np.arange(3 * V) if strategy.is_chief else None)
     assert strategy.gather(rows, 0).tolist() == [*range(3 * V)]
-    gathered = strategy.gather(own, 0, dst=V - 1)
-    assert (gathered is not None) == (V - 1 in strategy.extended.engine.replicas.local)
+    block = np.arange(2 * (V + 1) * 3).reshape(2, V + 1, 3)
+    for src in (0, V - 1):  # the first replica gets one row more
+        parts = strategy.scatter({"a": [block]} if src in strategy.extended.engine.replicas.local else None, 1, src)
+        cuts = [[0, 1], *[[i + 1] for i in range(1, V)]]
+        for part, replica in zip(local(strategy, parts), strategy.extended.engine.replicas.local, strict=True):
+            assert part["a"][0].tolist() == block[:, cuts[replica]].tolist()
+    for dst in (0, V - 1):
+        one, both = strategy.gather(own, 0, dst=dst), strategy.gather({"a": [own]}, -1, dst=dst)
+        objects = strategy.gather_object(own, dst=dst)
+        if dst in strategy.extended.engine.replicas.local:
+            expected = np.repeat(np.arange(V, dtype=np.float32), 2)
+            assert one.tobytes() == both["a"][0].tobytes() == np.concatenate(objects).tobytes() == expected.tobytes()
+        else:
+            assert one is both is objects is None
     assert strategy.broadcast_object(strategy.comm.rank, src=V - 1) == strategy.extended.engine.replicas.rank_of(V - 1)
     scattered = strategy.run(lambda: get_replica_context().experimental_reduce_scatter("SUM", np.ones(V + 2)))
     assert [len(each) for each in local(strategy, scattered)] == [
@@ -146,7 +159,7 @@ def test_a_copied_strategy_has_the_same_sums():
 def test_a_rank_adds_up_in_few_buffers():
     strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=24 * SIZE + 1)
     engine, array = strategy.extended.engine, np.ones(1 << 14)
-    sums = engine.of_replicas.sums(ReduceOp.SUM, ((array.dtype, array.shape),), engine.options, None)
+    sums = engine.ops.sums(ReduceOp.SUM, ((array.dtype, array.shape),), engine.options, None)
     tracemalloc.start()
     try:
         sums.begin()

@@ -208,6 +208,7 @@ LOCAL = [
     "ReplicaContext.merge_call",
     "CrossDeviceOps.all_reduce",
     "CrossDeviceOps.all_reduce_arrays",
+    "CrossDeviceOps.all_reduce_rows",
     "CrossDeviceOps.batch_reduce_implementation",
     "CrossDeviceOps.bound_to",
     "CrossDeviceOps.broadcast_implementation",
