@@ -65,9 +65,6 @@ class ReplicaGroup:
             blocks[rank] = range(position * size // ranks, (position + 1) * size // ranks)
         return cls(topology, blocks, is_virtual=is_virtual)
 
-    def block_of(self, rank: int) -> range:
-        return self.blocks[rank]
-
     def rank_of(self, replica: int) -> int:
         """Return the first rank that plays a replica: the one that sends or receives its values."""
         return self._first_ranks[replica]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -146,14 +147,9 @@ class Collectives:
             return rebuild(totals) if leaves else value
         values = engine.contributions(op, leaves, form)
         # Mirrored values are equal on all replicas already: nothing is sent for them.
-        reduced = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
-        totals = engine.all_reduce(op, [values[i] for i in reduced], options, form) if reduced else []
-        for i, total in zip(reduced, totals, strict=True):
-            values[i] = total
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Mirrored):
-                values[i] = snapshot(leaf)
-        return rebuild(values)
+        sent = [value for value, leaf in zip(values, leaves, strict=True) if not isinstance(leaf, Mirrored)]
+        done = iter(engine.all_reduce(op, sent, options, form) if sent else ())
+        return rebuild([snapshot(leaf) if isinstance(leaf, Mirrored) else next(done) for leaf in leaves])
 
     # --- moves -----------------------------------------------------------------------
 
@@ -319,17 +315,12 @@ class Collectives:
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("gather_object", topology):
             dst = None if dst is None else replicas.checked("dst", dst)
-        # The objects of the replicas of a rank travel together.
-        own = value if replicas.by_rank else split_by_replica(value, replicas.count)
-        of_ranks = (
-            topology.all_gather_object(own)
-            if dst is None
-            else moves.gather_object(topology, own, replicas.rank_of(dst))
-        )
-        if replicas.by_rank or of_ranks is None:
-            return of_ranks
-        ranks = map(replicas.rank_of, range(replicas.size))
-        return [of_ranks[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
+        own = split_by_replica(value, replicas.count)  # the objects of the replicas of a rank travel together
+        of_ranks = moves.gather_object(topology, own, None if dst is None else replicas.rank_of(dst))
+        if of_ranks is None:
+            return None
+        objects = dict(zip(chain(*replicas.blocks), chain(*of_ranks), strict=True))
+        return [objects[replica] for replica in range(replicas.size)]
 
     @_collective_call
     def broadcast_object(self, value: Any, src: int = 0) -> Any:

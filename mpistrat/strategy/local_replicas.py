@@ -16,7 +16,8 @@ from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, component
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
 from mpistrat.strategy import replica_context
 from mpistrat.strategy.replica_context import apart, components_but_variables, own_copies, regrouped
-from mpistrat.values import DistributedValues, ReduceOp, reducible
+from mpistrat.values import DistributedValues, ReduceOp
+from mpistrat.variables import operand
 
 
 class LocalReplicaContext(replica_context.ReplicaContext):
@@ -92,7 +93,7 @@ class _ReduceCall:
         op, value, options = operands
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
-            leaves = [reducible(op, leaf) for leaf in leaves]
+            leaves = [operand(op, leaf) for leaf in leaves]
         if self._check is not None:
             for leaf in leaves:
                 self._check(op, leaf)

@@ -23,18 +23,8 @@ from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.collective_lock import collective_call
-from mpistrat.values import (
-    OPS,
-    ArrayLike,
-    DistributedValues,
-    IndexedSlices,
-    PerReplica,
-    ReduceOp,
-    component,
-    reducible,
-    snapshot,
-)
-from mpistrat.variables import Variable
+from mpistrat.values import OPS, ArrayLike, DistributedValues, IndexedSlices, PerReplica, ReduceOp, component, snapshot
+from mpistrat.variables import Variable, operand
 
 _Value = TypeVar("_Value")
 
@@ -282,7 +272,7 @@ class ReplicaContext:
         if nest.holds(leaves, DistributedValues):
             seconds = engine.merged(options).timeout_seconds
             with structures.refusals("all_reduce", engine.topology, seconds):
-                leaves = [_own(op, leaf) for leaf in leaves]
+                leaves = [operand(op, leaf) for leaf in leaves]
         totals = engine.all_reduce(op, leaves, options, form)
         return rebuild(totals) if leaves else value
 
@@ -333,7 +323,7 @@ class ReplicaContext:
         with structures.refusals("all_reduce_async", engine.topology, merged.timeout_seconds):
             for leaf in leaves:
                 refuse_rows(op, leaf)
-            leaves = [_own(op, leaf) for leaf in leaves]
+            leaves = [operand(op, leaf) for leaf in leaves]
             on_host = [to_host(leaf) for leaf in leaves]
 
         if merged.algorithm == "tree":  # a buffer would be reduced in place
@@ -401,7 +391,7 @@ class ReplicaContext:
         with structures.refusals("reduce_scatter", topology, seconds):
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
-            leaves = [_own(op, leaf) for leaf in leaves]
+            leaves = [operand(op, leaf) for leaf in leaves]
             described = [any_library.described_for_scatter(op, leaf) for leaf in leaves]
         if form is not None:
             structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
@@ -539,8 +529,3 @@ def gather_replicas(
 def own_copies(values: list[Any], i: int) -> list[Any]:
     """Return the results of a call for replica ``i`` of this rank: copies for all but the first."""
     return values if i == 0 else [*map(snapshot, values)]
-
-
-def _own(op: Op, value: Any) -> Any:
-    """Return this replica's component of a value, or this replica's copy of a variable."""
-    return component(value) if isinstance(value, Variable) else reducible(op, value)

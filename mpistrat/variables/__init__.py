@@ -3,7 +3,7 @@
 from mpistrat.variables.local import GpuVariable, LocalVariable, kind_on
 from mpistrat.variables.mirrored import CutVariable, DistributedVariable, MirroredOfReplicas, MirroredVariable
 from mpistrat.variables.sync_on_read import SyncOnReadOfReplicas, SyncOnReadVariable, read_together
-from mpistrat.variables.variable import Variable
+from mpistrat.variables.variable import Variable, operand
 
 __all__ = [
     "CutVariable",
@@ -16,5 +16,6 @@ __all__ = [
     "SyncOnReadVariable",
     "Variable",
     "kind_on",
+    "operand",
     "read_together",
 ]

@@ -30,11 +30,10 @@ from mpistrat.values import (
     VariableAggregation,
     VariableSynchronization,
     component,
-    reducible,
     snapshot,
 )
 from mpistrat.variables.local import LocalVariable, kind_on, placed_beside
-from mpistrat.variables.variable import Variable
+from mpistrat.variables.variable import Variable, operand
 
 ranks_of = attrgetter("_engine.topology")  # of the ranks that hold copies of a variable
 
@@ -203,7 +202,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             )
         if isinstance(value, DistributedValues):
             with structures.refusals(method, engine.topology):
-                value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
+                value = operand(op, value)
         if isinstance(value, IndexedSlices):
             return self._combined_rows(method, op, value)
         if not suits or (op is _MEAN and not has_mean(target.dtype)):
@@ -387,7 +386,7 @@ class MirroredOfReplicas(MirroredVariable):
     """A variable with one copy for all replicas of a rank. Their values are combined and written once."""
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        context.current().replica_context.meet(method, lambda: _WriteCall(method), (self, value))
+        context.current().replica_context.meet(method, lambda: _WriteCall(self, method), (self, value))
 
     def write_of_all(self, method: str, values: list[Any]) -> None:
         """Combine the values of all replicas, given the values of this rank's, and write the result. Collective."""
@@ -403,26 +402,25 @@ class MirroredOfReplicas(MirroredVariable):
 
 
 class _WriteCall:
-    """A write by the replicas of a rank."""
+    """A write by the replicas of a rank to the variable of the first one."""
 
-    def __init__(self, method: str):
-        self._method = method
-        self._given: list[tuple[MirroredOfReplicas, Any]] = []
+    def __init__(self, variable: MirroredOfReplicas, method: str):
+        self._variable, self._method = variable, method
+        self._values: list[Any] = []
 
     def give(self, operands: tuple[MirroredOfReplicas, Any]) -> None:
         variable, value = operands
-        first = self._given[0][0] if self._given else variable
-        if variable is not first:
+        if variable is not self._variable:
             raise ValueError(
                 f"a replica calls {self._method} of variable {variable.name!r}, and the first one of its rank that of "
-                f"{first.name!r}"
+                f"{self._variable.name!r}"
             )
         # A copy: the next replica of the rank may reuse the memory before the write.
-        self._given.append((variable, snapshot(component(value))))
+        self._values.append(snapshot(operand(variable._reduction, value)))
 
     def make(self) -> list[None]:
-        self._given[0][0].write_of_all(self._method, [value for _, value in self._given])
-        return [None] * len(self._given)
+        self._variable.write_of_all(self._method, self._values)
+        return [None] * len(self._values)
 
 
 class CentralVariable(MirroredVariable):

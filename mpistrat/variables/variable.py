@@ -12,7 +12,7 @@ from mpistrat import context
 from mpistrat.arrays import arrays
 from mpistrat.collectives.operations import has_mean
 from mpistrat.engine import Engine
-from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
+from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization, component, reducible
 from mpistrat.values.array_like import ArrayMethods, NotProvided
 from mpistrat.variables.parts import Reference, ScatterNd, Slice, as_table, as_text, assign_follows
 
@@ -458,6 +458,14 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
 
     def _repr_html_(self) -> str:
         return as_table(self)
+
+
+def operand(op: Any, value: Any) -> Any:
+    """Return what this replica gives to a reduction: its copy of a variable, else as `reducible`.
+
+    Without an op, return its component.
+    """
+    return component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
 
 
 def _checked_synchronization(synchronization: VariableSynchronization | None) -> VariableSynchronization:

@@ -33,7 +33,7 @@ def test_blocks_are_dealt_in_any_order_of_ranks(lengths, random):
     player = {replica: rank for rank, block in enumerate(blocks) for replica in block}
     for rank, group in enumerate(groups):
         assert group.size == len(player)
-        assert group.local == group.block_of(rank) == blocks[rank]
+        assert group.local == group.blocks[rank] == blocks[rank]
         assert [*group.local] == [replica for replica in sorted(player) if player[replica] == rank]
         assert all(group.rank_of(replica) == player[replica] for replica in player)
     assert [group.is_chief for group in groups].count(True) == 1
@@ -82,7 +82,7 @@ def test_replicas_are_dealt_evenly_and_nodes_get_consecutive_ones(nodes, more):
     ranks = sum(map(len, nodes))
     size = ranks + more
     groups = dealt(nodes, size)
-    assert [group.local for group in groups] == [groups[0].block_of(rank) for rank in range(ranks)]
+    assert [group.local for group in groups] == [groups[0].blocks[rank] for rank in range(ranks)]
     assert sorted(replica for group in groups for replica in group.local) == [*range(size)]
     assert {group.count for group in groups} <= {size // ranks, -(-size // ranks)}
     for node in nodes:
@@ -100,7 +100,7 @@ def test_a_rank_owns_the_largest_subtrees_of_its_block(nodes, more):
     trees = subtrees_of(range(groups[0].size))
     parent = {half: tree for tree in trees if len(tree) > 1 for half in halves(tree)}
     for rank, group in enumerate(groups):
-        own = [*subtrees(range(group.size), groups[0].block_of(rank))]
+        own = [*subtrees(range(group.size), groups[0].blocks[rank])]
         assert [replica for tree in own for replica in tree] == [*group.local]
         assert trees.issuperset(own)
         assert not any({*parent[tree]} <= {*group.local} for tree in own if tree in parent)

@@ -382,8 +382,10 @@ def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.nd
     return np.ascontiguousarray(np.moveaxis(gathered.array, 0, axis))
 
 
-def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None:
-    """Return every rank's (pickled) object, in the order of ranks. Return None on other ranks than ``root``."""
+def gather_object(topology: Topology, value: Any, root: int | None) -> list[Any] | None:
+    """Return every rank's (pickled) object, in the order of ranks, on all ranks or on ``root`` and None on others."""
+    if root is None:
+        return topology.all_gather_object(value)
     description = operation("gather_object", root)
     if topology.size == 1:
         with topology.lock.collective(description):

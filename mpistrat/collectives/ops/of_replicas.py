@@ -139,7 +139,7 @@ class ReplicaSums:
             Operation("all_reduce", op.name, key, form, f"of {size} replicas", bytes_per_pack or None, algorithm),
             Steps(
                 as_they_are,
-                self._combined,
+                lambda parts, timeout_seconds: [*map(self._total, self._partial_sums)],
                 self._unpacked,
                 meets=algorithm == TREE and topology.memory is not None and bool(groups),
             ),
@@ -161,14 +161,9 @@ class ReplicaSums:
             for sums in self._partial_sums:
                 sums.add(replica, values)
 
-    def total(self, timeout_seconds: float | None) -> list[np.ndarray]:
+    def total(self, timeout_seconds: float | None) -> Any:
         """Return the reductions of all replicas' arrays. Collective."""
-        parts = itertools.chain.from_iterable(sums.parts for sums in self._partial_sums)
-        out: list[np.ndarray] = self._reduction.run([*parts], timeout_seconds)
-        return out
-
-    def _combined(self, parts: object, timeout_seconds: float | None) -> list[np.ndarray]:
-        return [*map(self._total, self._partial_sums)]
+        return self._reduction.run([part for sums in self._partial_sums for part in sums.parts], timeout_seconds)
 
     def _unpacked(self, totals: list[np.ndarray]) -> list[np.ndarray]:
         out = [np.empty(0)] * len(self.key)
@@ -215,10 +210,6 @@ class ReplicasAllReduce(CrossDeviceOps):
         self.local = self._blocks[topology.rank]
         return super()._rebound_to(topology)
 
-    @property
-    def topology(self) -> Topology:
-        return self._ranks
-
     def joins_arrays(self, options: CommunicationOptions) -> bool:
         return True
 
@@ -245,11 +236,8 @@ class ReplicasAllReduce(CrossDeviceOps):
     def sums(self, op: Op, key: tuple[Any, ...], options: CommunicationOptions, form: Hashable) -> ReplicaSums:
         """Return the prepared all-reduce of arrays of these dtypes and shapes."""
         named = (op, key, options.algorithm, options.bytes_per_pack, form)
-        sums = self._prepared.get(named)
-        if sums is None:
-            arguments = options.algorithm, options.bytes_per_pack
-            sums = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *arguments, form))
-        return sums
+        known = self._prepared.get(named)
+        return known or self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, *named))
 
     def _number_of_replicas(self) -> int:
         return len(self.shares.tree)
@@ -314,7 +302,7 @@ class IncrementalAllReduce:
         ops, out, seconds = self._ops, [*self._likes], self._options.timeout_seconds
         if self._sums is None or self._rows:
             parts = self._op.name, self._form, len(out), tuple(self._rows)
-            structures.agree(ops.topology, "all_reduce", *parts, timeout_seconds=seconds)
+            structures.agree(ops._ranks, "all_reduce", *parts, timeout_seconds=seconds)
         if self._sums is not None and self._sums.key:
             totals = iter(self._sums.total(seconds))
             out = [like if i in self._rows else arrays.from_host(next(totals), like) for i, like in enumerate(out)]

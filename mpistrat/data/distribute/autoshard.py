@@ -67,7 +67,7 @@ def pipelines_of(replicas: ReplicaGroup, per_replica: bool = False) -> list[rang
     if replicas.is_virtual or per_replica:
         return [range(replica, replica + 1) for replica in range(replicas.size)]
     # A set: the ranks of one replica have the same block.
-    blocks = {replicas.block_of(replicas.rank_of(replica)) for replica in range(replicas.size)}
+    blocks = {replicas.blocks[replicas.rank_of(replica)] for replica in range(replicas.size)}
     return sorted(blocks, key=lambda block: block.start)
 
 

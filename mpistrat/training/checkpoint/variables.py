@@ -451,7 +451,7 @@ def _contents(
     alone = not parts and by_all.is_small(topology, new)
     arrays_of_file, compared = {}, {}
     compares = differing == "error" and topology.size > 1
-    of_several_ranks = replicas.by_rank and topology.size > replicas.size  # no strategy keeps their variables equal
+    of_several_ranks = topology.size > replicas.size  # no strategy keeps their variables equal
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
         value = comparable(arrays.numpy_or_cupy(leaf))  # of some variables, collective

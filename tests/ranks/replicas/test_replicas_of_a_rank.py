@@ -49,6 +49,7 @@ def test_numbers_of_replicas(strategy):
     assert isinstance(own, PerReplica)
     assert local(strategy, own) == [*replicas.local]
     assert strategy.gather_object(own) == [*range(V)]
+    assert strategy.gather_object({"a": own}) == [{"a": each} for each in range(V)]
     assert strategy.gather(strategy.run(lambda: np.array([number()])), 0).tolist() == [*range(V)]
     assert strategy.run(lambda: None) is None
     a, b = strategy.run(lambda: (number(), {"twice": 2 * number()}))
@@ -63,6 +64,7 @@ def test_the_form_does_not_depend_on_the_number_of_ranks():
     assert float(one_each.reduce("SUM", one_each.run(lambda: 3.0), axis=None)) == 3.0 * SIZE
     assert isinstance(one_each.rng(3), PerReplica)
     assert isinstance(one_each.scatter(np.arange(SIZE)), PerReplica)
+    assert [*map(type, one_each.gather_object(one_each.run(number)))] == [int] * SIZE
 
 
 def test_a_value_is_copied_or_added_when_it_is_given(strategy):
@@ -147,6 +149,27 @@ def test_collectives_of_the_strategy(strategy):
     assert [len(each) for each in local(strategy, scattered)] == [
         1 + (each < 2) for each in local(strategy, strategy.run(number))
     ]
+
+
+@pytest.mark.parametrize("replicas", [SIZE, V])
+def test_variables_and_mirrored_values_in_sums(replicas):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=replicas)
+    with strategy.scope():
+        v = mpistrat.Variable([1.0, 2.0], aggregation=VariableAggregation.SUM)
+        own = mpistrat.Variable(0.0, synchronization=VariableSynchronization.ON_READ)
+    strategy.run(lambda: own.assign(number()))
+    mirrored = strategy.extended.reduce_to("MEAN", np.ones(2), "cpu:0")
+    for total, numbers in local(
+        strategy, strategy.run(lambda: tuple(get_replica_context().all_reduce("SUM", each) for each in (v, own)))
+    ):
+        assert total.tolist() == [replicas, 2.0 * replicas]  # a copy of each replica
+        assert numbers == replicas * (replicas - 1) / 2
+    for wrong in (lambda: v.assign_add(mirrored), lambda: get_replica_context().all_reduce("SUM", mirrored)):
+        with pytest.raises(ValueError, match="SUM of a mirrored value"):
+            strategy.run(wrong)
+    assert v.numpy().tolist() == [1.0, 2.0]
+    strategy.run(lambda: v.assign_add(v))
+    assert v.numpy().tolist() == [1.0 + replicas, 2.0 + 2.0 * replicas]
 
 
 def test_a_copied_strategy_has_the_same_sums():
