@@ -54,7 +54,7 @@ class Mode:
 class entered:
     """A context in which some modes are entered, the last one current. What a function leaves behind ends with it.
 
-    `Strategy.run` and others of which each microsecond counts have the same written out.
+    It takes 0.6 us more than the same written out, as in `Strategy.run`, `merge_call` and updates.
     """
 
     __slots__ = ("_depth", "_modes")

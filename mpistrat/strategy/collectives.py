@@ -249,7 +249,8 @@ class Collectives:
         -------
         Any
             The structure of replica ``src``, with NumPy arrays. Of ``n`` rows every replica gets ``n // replicas``, and
-            the first ``n % replicas`` replicas get one more.
+            the first ``n % replicas`` replicas get one more. With ``virtual_replicas``, a PerReplica in place of each
+            array, as `run` returns.
 
         Raises
         ------

@@ -76,8 +76,8 @@ class LocalReplicaContext(replica_context.ReplicaContext):
         return self.meet(name, begin, (parse_op(reduce_op), value, options))
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        operand = value, axis, self._engine.merged(options).timeout_seconds
-        return self.meet("all_gather", partial(replica_context.GatherOfReplicas, self._engine), operand)
+        operands = value, axis, self._engine.merged(options).timeout_seconds
+        return self.meet("all_gather", partial(replica_context.GatherOfReplicas, self._engine), operands)
 
 
 class _ReduceCall:

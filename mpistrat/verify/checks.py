@@ -124,15 +124,14 @@ class CheckedReduction(Reduction):
             out = run_unchecked(self, values, timeout_seconds)
             checks.left -= 1  # after it: all ranks raise an error of a reduction, or none goes on
             return out
-        sample = self._sample  # of values that were added one by one
+        ranks, sample = self._ranks, self._sample  # of values that were added one by one
         if sample is None:
-            ranks = self._ranks
             order = itertools.chain(*ranks.nodes) if self._way == "tree" else range(ranks.size)
             sample = checks.sample(ranks, self._op, self._way, order)
             if sample is not None:
                 sample.take(values)
         out = run_unchecked(self, values, timeout_seconds)
-        checks.verify(self._ranks, sample, out, timeout_seconds)
+        checks.verify(ranks, sample, out, timeout_seconds)
         return out
 
 

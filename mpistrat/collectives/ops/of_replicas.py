@@ -19,7 +19,6 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.exact import exact_sum_over_ranks, settle_extremes
 from mpistrat.collectives.algorithms.tree import Shares, reduce_by_tree, tree_of_right
-from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, accumulator, finish, result_dtype
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
 from mpistrat.collectives.options import CommunicationOptions
@@ -222,9 +221,6 @@ class ReplicasAllReduce(CrossDeviceOps):
         self, reduce_op: Op, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
         return self.all_reduce(reduce_op, [value for value, _ in value_destination_pairs], options, IN_PAIRS)
-
-    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        return any_library.broadcasted(self._ranks, components_of(tensor, 1)[0])
 
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         total = IncrementalAllReduce(self, op, options, form)
