@@ -15,7 +15,7 @@ from mpistrat import data, training
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.training import PendingSave
-from mpistrat.training.checkpoint import variables as checkpoint
+from mpistrat.training.checkpoint import by_all
 from mpistrat.values.array_like import READING
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable
 
@@ -392,13 +392,13 @@ def test_limits_of_two_strategies_on_one_communicator():
 def test_the_chief_may_take_its_time_to_write(tmp_path, monkeypatch):
     """The limit is for the ranks to come, not for what one of them does when all are there."""
     case = Case(tmp_path)
-    write = checkpoint._write
+    prepare = by_all.prepare_alone
 
     def slowly(*arguments):
         time.sleep(2.5)
-        write(*arguments)
+        return prepare(*arguments)
 
-    monkeypatch.setattr(checkpoint, "_write", slowly)
+    monkeypatch.setattr(by_all, "prepare_alone", slowly)
     WORLD.Barrier()
     case.extended.engine.topology.lock.timeout_seconds = 2.0
     training.save([case.mirrored], case.path)
