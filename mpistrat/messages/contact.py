@@ -54,6 +54,11 @@ class Contact(NamedTuple):
             lost = role_in_words(self.roles, self.roles.chief)
             failure.end_job(f"{self.role}: {lost}, the coordinator, was lost, so the job ends")
 
+    def confirm_shutdown(self, client: int) -> None:
+        """Answer the shutdown message of a client."""
+        self.mailbox.send(client, "shutdown")
+        self.mailbox.flush()
+
 
 def role_in_words(roles: Roles, rank: int) -> str:
     """Return the rank and its role, such as ``rank 2 (worker 1)``."""
