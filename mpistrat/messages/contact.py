@@ -20,7 +20,8 @@ from mpistrat.process import failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.topology import Topology, creation
+from mpistrat.runtime.process_record import creation
+from mpistrat.runtime.topology import Topology
 
 _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ranks: used here only
 
