@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest, verify
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arena import Arenas
-from mpistrat.collectives.between_groups import BetweenGroups
-from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
-from mpistrat.collectives.reduction import Key, Reduction
-from mpistrat.mesh import Mesh
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import SingleRankTopology, Topology
 from mpistrat.values import Mirrored, reducible
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mpistrat.collectives.between_groups import BetweenGroups
+    from mpistrat.collectives.operations import Op
+    from mpistrat.collectives.reduction import Key, Reduction
+    from mpistrat.mesh import Mesh
 
 
 class Engine:

@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
-    named = algorithms(topology, arguments.algorithm)
+    named = _named(topology, arguments.algorithm)
     report = Report("allreduce", comm.size)
     for nbytes in arguments.sizes:
         count = max(1, nbytes // 4)
@@ -61,6 +61,21 @@ def measure(arguments: argparse.Namespace) -> int:
     if comm.rank == 0:
         report.show(arguments.json)
     return 0
+
+
+def _named(topology: Any, names: Sequence[str]) -> list[str]:
+    """Return the names of algorithms. ``"all"`` stands for all that can reduce float32 here.
+
+    Raise SystemExit if a name is unknown.
+    """
+    from mpistrat.collectives.algorithms.choose import ALGORITHMS
+
+    if "all" in names:
+        return algorithms(topology)
+    unknown = [name for name in names if name not in ALGORITHMS]
+    if unknown:
+        raise SystemExit(f"{unknown[0]!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
+    return list(dict.fromkeys(names))
 
 
 def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], ArrayWay]:

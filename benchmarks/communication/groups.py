@@ -11,7 +11,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report
+from reporting import LIBRARY, Report, repeated
 
 EVERY = 8  # steps from one exchange of weights to the next
 EACH = "all-reduce in each step"
@@ -25,7 +25,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from networks import resnet50
 
     import mpistrat
-    from mpistrat.bench.tune import interleaved, repeated
+    from mpistrat.bench.tune import interleaved
     from mpistrat.experimental import PowerSGD, TopK
 
     comm = MPI.COMM_WORLD.Dup()

@@ -10,7 +10,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report, any_fault
+from reporting import LIBRARY, Report, any_fault, repeated
 
 BY_HAND = "by hand"
 
@@ -21,7 +21,7 @@ def measure(arguments: argparse.Namespace) -> int:
     import numpy as np
     from mpi4py import MPI
 
-    from mpistrat.bench.tune import interleaved, repeated
+    from mpistrat.bench.tune import interleaved
     from mpistrat.experimental import Mesh, ShardedArray
 
     comm = MPI.COMM_WORLD.Dup()

@@ -15,7 +15,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report
+from reporting import LIBRARY, Report, repeated
 
 
 def measure(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.tune import interleaved, repeated
+    from mpistrat.bench.tune import interleaved
 
     size, servers = MPI.COMM_WORLD.size, arguments.servers
     jobs = {"chief": 1, "worker": size - 1 - servers, "ps": servers}

@@ -15,7 +15,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report
+from reporting import LIBRARY, Report, repeated
 
 TENSORS = 200
 
@@ -102,7 +102,7 @@ class _Measurement:
     def _compare(
         self, case: str, ways: dict[str, Callable[[], object]], before: Callable[[], object] | None = None
     ) -> None:
-        from mpistrat.bench.tune import interleaved, repeated
+        from mpistrat.bench.tune import interleaved
 
         calls = {_in_words(case, name): repeated(way) for name, way in ways.items()}
         seconds = interleaved(self._comm, calls, self._repetitions, warmup=1, before=before)

@@ -21,7 +21,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report
+from reporting import LIBRARY, Report, repeated
 
 BATCH = 64
 WARM, COLD = "warm", "cold"
@@ -227,7 +227,7 @@ class Measurement:
     ) -> None:
         from mpi4py import MPI
 
-        from mpistrat.bench.tune import interleaved, repeated
+        from mpistrat.bench.tune import interleaved
 
         calls = {name: repeated(way) for name, way in ways.items()}
         seconds = interleaved(MPI.COMM_SELF, calls, self.arguments.repetitions, warmup=1, before=before)

@@ -12,7 +12,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report
+from reporting import LIBRARY, Report, repeated
 
 TENSORS = 200
 PIECE = 16 << 20
@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.tune import interleaved, repeated
+    from mpistrat.bench.tune import interleaved
     from mpistrat.training import save, save_async
     from mpistrat.training.checkpoint.by_all import SaveBuffer
 

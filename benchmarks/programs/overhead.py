@@ -13,7 +13,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report
+from reporting import LIBRARY, Report, repeated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.tune import all_reduces, interleaved, repeated
+    from mpistrat.bench.tune import all_reduces, interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()

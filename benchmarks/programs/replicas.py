@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.bench import under_ranks
-from mpistrat.bench.tune import repeated
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report, any_fault
+from reporting import LIBRARY, Report, any_fault, repeated
 
 if TYPE_CHECKING:
     import numpy as np

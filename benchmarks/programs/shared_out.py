@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.bench import under_ranks
-from mpistrat.bench.tune import interleaved, repeated
+from mpistrat.bench.tune import interleaved
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report, any_fault
+from reporting import LIBRARY, Report, any_fault, repeated
 
 WHOLE = "all on each rank"
 MIB = 1 << 20

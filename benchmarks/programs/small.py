@@ -14,7 +14,7 @@ from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
-from reporting import LIBRARY, Report, any_fault
+from reporting import LIBRARY, Report, any_fault, repeated
 
 if TYPE_CHECKING:
     from small_digits import Call, Work
@@ -96,8 +96,6 @@ def _by_hand(comm: Any, work: Work) -> Ways:
     import small_by_hand as by_hand
     import small_digits as digits
     from overhead_by_hand import all_reduce_list
-
-    from mpistrat.bench.tune import repeated
 
     def step(optimizer, gradients):
         parameters = optimizer(comm, [np.ones_like(gradient) for gradient in gradients])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -89,6 +89,18 @@ def any_fault(comm: Any, faults: Sequence[str]) -> bool:
     if lines and comm.rank == 0:
         print("\n".join(lines), file=sys.stderr)
     return bool(lines)
+
+
+def repeated(call: Callable[[], Any]) -> Callable[[int], Any]:
+    """Return ``times(k)``, which calls a function k times and returns its last result."""
+
+    def times(k: int) -> Any:
+        result = None
+        for _ in range(k):
+            result = call()
+        return result
+
+    return times
 
 
 def _group(row: Row) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -58,18 +58,6 @@ def interleaved(
     return {name: slowest[i, warmup:].tolist() for i, name in enumerate(names)}
 
 
-def repeated(call: Callable[[], Any]) -> Callable[[int], Any]:
-    """Return ``times(k)``, which calls a function k times and returns its last result."""
-
-    def times(k: int) -> Any:
-        result = None
-        for _ in range(k):
-            result = call()
-        return result
-
-    return times
-
-
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 _MEASUREMENT_SECONDS = 0.005
 _FEWEST = 3  # minimum of repetitions
@@ -97,7 +85,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     topology = Topology.of(strategy.comm)
     choice = Choice.of(topology)
     choice.measured = {}  # measure the built-in choice
-    names = [name for name in algorithms(topology, ["all"]) if not ALGORITHMS[name].by_name_only]
+    names = [name for name in algorithms(topology) if not ALGORITHMS[name].by_name_only]
     if not names:
         print("one rank has no all-reduce to measure: start several, as in mpistrat bench tune -n 4")
         return 1
@@ -156,20 +144,12 @@ def interleaved_for(
     return interleaved(comm, ways, min(repetitions, max(_FEWEST, affordable)), inner, warmup=1)
 
 
-def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
-    """Return the names of algorithms. ``"all"`` stands for all that can reduce float32 here.
-
-    Raise SystemExit if a name is unknown.
-    """
+def algorithms(topology: Any) -> list[str]:
+    """Return the names of the algorithms that can reduce float32 here; none on one rank."""
     from mpistrat.collectives.algorithms.choose import ALGORITHMS
 
-    if "all" in names:
-        able = [name for name, algorithm in ALGORITHMS.items() if name != "identity" and algorithm.fits(topology)]
-        return able if topology.size > 1 else []
-    unknown = [name for name in names if name not in ALGORITHMS]
-    if unknown:
-        raise SystemExit(f"{unknown[0]!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
-    return list(dict.fromkeys(names))
+    able = [name for name, algorithm in ALGORITHMS.items() if name != "identity" and algorithm.fits(topology)]
+    return able if topology.size > 1 else []
 
 
 if __name__ == "__main__":

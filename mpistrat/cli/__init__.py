@@ -29,7 +29,7 @@ GROUPS = {
     },
     "Look": {
         "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
-        "hosts": ("info", "Show the ranks, the variables that describe them, and what MPI says."),
+        "hosts": ("hosts", "Show the ranks, the variables that describe them, and what MPI says."),
         "top": ("top", "Show what each rank of a running job does, or did when it ended."),
         "trace": ("trace", "Merge the traces of all ranks of a job into one file, or summarize them."),
     },

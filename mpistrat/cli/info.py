@@ -1,4 +1,4 @@
-"""``mpistrat info`` and ``mpistrat hosts``: what is installed, which MPI is used, and which ranks run where."""
+"""``mpistrat info``: what is installed, which MPI is used, and how ranks communicate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import sys
 from typing import Any
 
 import click
@@ -15,8 +14,6 @@ import click
 from mpistrat.cli import table
 from mpistrat.cli.check.checks import installed_version, thread_level
 from mpistrat.cli.run import job
-from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
-from mpistrat.cluster_resolver.compare import differences, facts_of_resolver
 from mpistrat.launch.launch import launcher_variables
 from mpistrat.launch.machine_mpi import machine_mpi
 from mpistrat.process import mpi
@@ -25,7 +22,6 @@ from mpistrat.runtime import affinity, environment
 from mpistrat.runtime.topology import Topology
 from mpistrat.version import __version__
 
-_OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
 _FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
 # Names of distributions; the first is shown.
 _PACKAGES = (
@@ -36,98 +32,6 @@ _PACKAGES = (
 _CHOICES = ("MPI4PY_MPIABI", "MPI4PY_LIBMPI")  # of the library that mpi4py loads; the first wins
 _DEFAULT = " (default)"
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_NUM_THREADS$")
-
-
-@click.command()
-@click.option("--no-mpi", is_flag=True, help="Read the environment only: do not start MPI.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def hosts(no_mpi: bool, as_json: bool) -> None:
-    """Show the ranks, the variables that describe them, and what MPI says.
-
-    \b
-    mpistrat hosts
-    srun -N 2 -n 8 --mpi=pmix python -m mpistrat hosts
-
-    The exit status is 1 if the environment and MPI contradict each other.
-    """
-    try:
-        resolver = resolve()
-        placement = resolver.placement
-    except (RuntimeError, ValueError) as error:
-        raise click.ClickException(f"the environment cannot be read: {error}") from error
-    known: Placement | None = None
-    problems: list[str] = []
-    everyone = [_row(placement)]
-    rank = placement.rank
-    if not no_mpi:
-        try:
-            known, everyone, problems = _ask_mpi(resolver)
-            rank = known.rank
-        except (ImportError, RuntimeError) as error:
-            problems.append(str(error))
-    if rank == 0:
-        report = {
-            "resolver": type(resolver).__name__,
-            "reason": resolver.reason,
-            "facts": {
-                name: {"value": value, "from": source, "MPI": _fact_of_mpi(known, name)}
-                for name, value, source in placement.facts()
-            },
-            "ranks": [] if known is None else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
-            "problems": problems,
-        }
-        if as_json:
-            click.echo(json.dumps(report, indent=2, default=str))
-        else:
-            _show_hosts(report)
-    if known is not None:  # the first rank that ends with an error ends all others
-        sys.stdout.flush()
-        mpi.start().COMM_WORLD.Barrier()
-    if problems:
-        raise SystemExit(1)
-
-
-def _row(placement: Placement) -> list[str]:
-    """Return the row of one rank in the table of ranks."""
-    cores = affinity.cores()
-    values = [getattr(placement, name) for name in _OF_RANKS]
-    return [*("" if value is None else str(value) for value in values), ranges(cores or ())]
-
-
-def _ask_mpi(resolver: ClusterResolver) -> tuple[Placement, list[list[str]], list[str]]:
-    """Return MPI's placement of this rank, the rows of all ranks, and contradictions of one rank. Collective."""
-    world = mpi.start().COMM_WORLD
-    known = MpiClusterResolver(world).placement
-    try:
-        own = [*(differences(facts_of_resolver(resolver), known) or ())]
-    except (RuntimeError, ValueError) as error:
-        own = [str(error)]
-    gathered = Topology.of(world).all_gather_object((_row(known), own))
-    wrong = ([f"rank {rank}: {texts[0]}", *texts[1:]] for rank, (_, texts) in enumerate(gathered) if texts)
-    return known, [row for row, _ in gathered], next(wrong, [])
-
-
-def _show_hosts(report: dict[str, Any]) -> None:
-    console = table.console()
-    console.print(f"{report['resolver']}: {report['reason']}", soft_wrap=True, markup=False)
-    facts = table.grid("fact", "value", "variable it came from", "what MPI says")
-    for name, fact in report["facts"].items():
-        facts.add_row(name, _text(fact["value"]), fact["from"], _text(fact["MPI"]))
-    console.print(facts)
-    if report["ranks"]:
-        ranks = table.grid(*_OF_RANKS, "cores", title="the ranks, as MPI numbers them", title_justify="left")
-        for row in report["ranks"]:
-            ranks.add_row(*row.values())
-        console.print(ranks)
-    for problem in report["problems"]:
-        console.print(problem, soft_wrap=True, markup=False)
-
-
-def _fact_of_mpi(known: Placement | None, name: str) -> Any:
-    """Return a fact that MPI itself gives, or None: GPUs and the job come from the environment."""
-    if known is None or name == "launcher" or known.sources.get(name) != "MPI":
-        return None
-    return getattr(known, name)
 
 
 @click.command()
@@ -165,7 +69,7 @@ def info(everything: bool, as_json: bool) -> None:
         if number:
             rows.add_row()
         for first, (name, value) in zip([title, *[""] * len(section)], section.items(), strict=False):
-            rows.add_row(first, name, escape(table.printable(_text(value))))
+            rows.add_row(first, name, escape(table.printable(table.text_of(value))))
     table.console().print(rows)
     click.echo(f"\nall-reduce\n{algorithms}")
 
@@ -179,7 +83,7 @@ def _options() -> dict[str, str]:
         except environment.OptionError as error:
             values[option.attribute] = f"not usable: {error}"
             continue
-        shown = " ".join(sorted(value)) if isinstance(value, frozenset) else _text(value)
+        shown = " ".join(sorted(value)) if isinstance(value, frozenset) else table.text_of(value)
         values[option.attribute] = f"{shown or 'none'} ({option.origin(rc)})"
     known = {option.variable for option in environment.options()}
     unknown = sorted(name for name in os.environ if name.startswith("MPISTRAT_") and name not in known)
@@ -282,11 +186,3 @@ def _machine() -> dict[str, Any]:
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
     facts["BLAS"] = affinity.blas() or "does not tell"
     return {**facts, **(threads or {"threads": "no *_NUM_THREADS set: every rank may use all cores"})}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

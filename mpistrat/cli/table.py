@@ -100,3 +100,12 @@ def duration(seconds: float) -> str:
         if seconds * factor >= 1:
             return f"{three_digits(seconds * factor)} {unit}"
     return f"{three_digits(seconds * 1e6)} us" if seconds else "0 s"
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a cell: yes, no, an empty text, or the value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

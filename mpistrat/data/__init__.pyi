@@ -1,7 +1,7 @@
 from .dataset import Dataset as Dataset
 from .dataset import IterableDataset as IterableDataset
 from .distribute.dataset import DistributedDataset as DistributedDataset
-from .distribute.dataset import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
+from .distribute.from_function import DistributedDatasetsFromFunction as DistributedDatasetsFromFunction
 from .distribute.iterator import DistributedIterator as DistributedIterator
 from .errors import ChecksumError as ChecksumError
 from .errors import DataFileError as DataFileError

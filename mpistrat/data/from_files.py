@@ -431,12 +431,12 @@ class FromFiles:
 
     @classmethod
     def _of_files(
-        cls, form: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
+        cls, file_format: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
     ) -> Dataset[Any]:
         from mpistrat.data.hdf5.manifest import FileList
         from mpistrat.data.sources.files import FileSource
 
         if names is None:
             # This process opens the first file for the names of its columns.
-            names = {name: name for name in form.columns(FileList(files, form.name).paths()[0])}
-        return cls(FileSource.open(form, files, names, manifest, check_finite))  # type: ignore[call-arg, return-value]
+            names = {name: name for name in file_format.columns(FileList(files, file_format.name).paths()[0])}
+        return cls(FileSource.open(file_format, files, names, manifest, check_finite))  # type: ignore[call-arg, return-value]

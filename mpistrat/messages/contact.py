@@ -20,7 +20,8 @@ from mpistrat.process import failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.topology import Topology, creation
+from mpistrat.runtime.process_record import creation
+from mpistrat.runtime.topology import Topology
 
 _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ranks: used here only
 
@@ -53,6 +54,11 @@ class Contact(NamedTuple):
         if self.roles.chief in self.mailbox.losses.ranks:
             lost = role_in_words(self.roles, self.roles.chief)
             failure.end_job(f"{self.role}: {lost}, the coordinator, was lost, so the job ends")
+
+    def confirm_shutdown(self, client: int) -> None:
+        """Answer the shutdown message of a client."""
+        self.mailbox.send(client, "shutdown")
+        self.mailbox.flush()
 
 
 def role_in_words(roles: Roles, rank: int) -> str:

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
-import itertools
 import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpistrat.launch import launch, proc
+from mpistrat.launch import launch
 from mpistrat.launch.launchers import LAUNCHERS, MPIRUN, key_of
-from mpistrat.monitor import accounting
+from mpistrat.monitor import accounting, main_thread
 from mpistrat.process import failure, program_end
 from mpistrat.process.files import write_all
-from mpistrat.process.own_files import is_of_library
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import within
 from mpistrat.record import flight_record, read
@@ -49,11 +45,6 @@ _COMPARE_EVERY, _LOG_EVERY = 5.0, 600.0  # seconds between two comparisons of sp
 _RAREST = 6  # a rank looks for questions of other nodes at least every 64th time
 _SHARE = 1000  # of the time between two comparisons, one part at most is spent in them
 _log = logging.getLogger(__name__)
-_BETWEEN = 0.002  # seconds between two samples
-_FEWEST = 5  # samples before a thread is said to stay
-_MIN_CPU_S = 0.01  # on a core in the same line: longer than Python code stays there. Reported up to 0.004 late
-_IDLE, _BUSY = 0.1, 0.5  # seconds for a thread that sleeps, and for one that waits for a core
-_KEPT = 0.25  # seconds on a core while another thread waits for the lock. Python code releases it after 0.005
 
 
 def watch(record: FlightRecord) -> None:
@@ -91,7 +82,7 @@ class Watchdog(threading.Thread):
             with contextlib.suppress(ValueError):  # the program may change the environment to what is not a number
                 self._every = _nap()
             self._beat()
-            self._record.kept_lock(main_thread_kept_lock(self._every))
+            self._record.kept_lock(main_thread.kept_lock(self._every))
             try:
                 ready = ready or _import_ahead()
                 self._look()
@@ -126,7 +117,7 @@ class Watchdog(threading.Thread):
         since = self._record.in_collective()
         if since != math.inf:
             self._record.moves(None)
-        elif (moves := main_thread_moves()) is not None:  # else the last answer stays
+        elif (moves := main_thread.moves()) is not None:  # else the last answer stays
             self._record.moves(moves)
         now = time.monotonic()
         waited = now - since
@@ -153,7 +144,7 @@ class Watchdog(threading.Thread):
     def _look_into_libraries(self, now: float, limit: float) -> None:
         """Report once that the main thread waits in C code of a library with collectives of its own, such as torch."""
         place, since = self._still
-        if (here := place_in_library()) != place:
+        if (here := main_thread.place_in_library()) != place:
             self._still = here, now
         elif here is not None and now - since > limit:
             self._still = here, math.inf  # no second report
@@ -373,66 +364,3 @@ def say(text: str) -> None:
     """
     with contextlib.suppress(OSError):
         within(_WRITE_TIMEOUT_S, partial(write_all, 2, text.encode(errors="replace")))
-
-
-def main_thread_moves() -> bool | None:
-    """Return whether the main thread runs Python code, not one function in C. None if it had no core meanwhile.
-
-    A thread that stays at one place is in C only if it had a core meanwhile, or sleeps. On a busy machine it may wait
-    for a core, or for the lock of the interpreter, for longer than all samples take, and so may the thread that asks.
-    So only the time on a core between the first and the last sample counts.
-    """
-    thread = threading.main_thread()
-    main = thread.ident or 0
-    seen = set()
-    began, before = time.monotonic(), _scheduled(thread)
-    for sample in itertools.count(1):
-        waited, now = time.monotonic() - began, _scheduled(thread)
-        asleep = now == before and proc.state(os.getpid()) != "R"
-        frame = sys._current_frames().get(main)
-        if frame is None:
-            break
-        seen.add((id(frame), frame.f_lasti))
-        instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-        if len(seen) > 1 or instruction.startswith(("JUMP", "POP_JUMP", "RESUME")):
-            return True
-        if sample == 1:
-            began, before = time.monotonic(), _scheduled(thread)
-        # A thread that waits for the lock of the interpreter looks asleep, too, but wakes every few milliseconds.
-        elif sample >= _FEWEST and (now[0] - before[0] > _MIN_CPU_S or (asleep and waited > _IDLE)):
-            return False
-        elif waited > _BUSY:
-            break
-        time.sleep(_BETWEEN)
-    return None
-
-
-def place_in_library() -> tuple[object, ...] | None:
-    """Return where the main thread is, if C code of a library that makes collectives runs; equal while it sleeps."""
-    thread = threading.main_thread()
-    frame = sys._current_frames().get(thread.ident or 0)
-    ran = _scheduled(thread)[0]
-    if frame is None or not ran or not is_of_library(frame.f_code.co_filename):
-        return None
-    return id(frame), frame.f_lasti, ran
-
-
-def main_thread_kept_lock(nap: float) -> bool:
-    """Sleep for so many seconds. Return whether the main thread has then let this thread wait for the lock.
-
-    On a busy machine both threads wait for a core, too. Such time of this thread does not count. Of its time without
-    the lock, the part counts in which the main thread had a core.
-    """
-    main, own = threading.main_thread(), threading.current_thread()
-    began, (main_ran, _), (own_ran, waited) = time.monotonic(), _scheduled(main), _scheduled(own)
-    time.sleep(nap)
-    ran, (own_ran_now, waited_now) = _scheduled(main)[0] - main_ran, _scheduled(own)
-    elapsed = time.monotonic() - began
-    without_lock = elapsed - nap - (own_ran_now - own_ran) - (waited_now - waited)
-    return without_lock * ran / elapsed > _KEPT
-
-
-def _scheduled(thread: threading.Thread) -> tuple[float, float]:
-    """Return for how many seconds a thread had a core, and waited for one. Zeros where the system does not tell."""
-    words = proc.text(os.getpid(), f"task/{thread.native_id}/schedstat").split()
-    return (int(words[0]) / 1e9, int(words[1]) / 1e9) if words else (0.0, 0.0)

@@ -16,7 +16,7 @@ from mpistrat.strategies.dealing import parsed_devices, require_one_for_each, to
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
 from mpistrat.strategy.replica_context import components
 from mpistrat.values import Mirrored, VariableSynchronization
-from mpistrat.variables.mirrored import CentralVariable
+from mpistrat.variables.shared_copies import CentralVariable
 
 _HOST = Device("cpu")
 

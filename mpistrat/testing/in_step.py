@@ -33,7 +33,7 @@ from mpistrat.process.own_files import is_own
 from mpistrat.process.waiting import within
 from mpistrat.record import flight_record
 from mpistrat.representation import grouped
-from mpistrat.runtime.topology import start_record
+from mpistrat.runtime.process_record import start_record
 from mpistrat.testing.channel import WAITS, RankEnd, error_shown
 from mpistrat.testing.requirements import OPTIONS, name_of, needs_ranks, seconds_of
 

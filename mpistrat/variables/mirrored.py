@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -17,8 +16,6 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.collectives.operations import has_mean
-from mpistrat.memory.node import NoSharedMemoryError, share
-from mpistrat.mesh import REPLICA, ShardedArray
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.values import (
@@ -30,7 +27,6 @@ from mpistrat.values import (
     VariableAggregation,
     VariableSynchronization,
     component,
-    snapshot,
 )
 from mpistrat.variables.local import LocalVariable, kind_on, placed_beside
 from mpistrat.variables.variable import Variable, operand
@@ -292,202 +288,3 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 f"replica {replicas.first}: variable {self.name!r} differs between replicas after {method}: ranks "
                 f"{others} hold another value than the rest; reduce or broadcast values before they are written"
             )
-
-
-class CutVariable(MirroredVariable):
-    """A variable whose value is a `ShardedArray`: each rank of a replica has a part, which is equal on all replicas.
-
-    It reads as a `ShardedArray`, and operators work on it: what they say of communication holds here. Values to write,
-    and gradients, are a `ShardedArray` that is cut alike, or the part of this rank as a plain array.
-
-    Attributes
-    ----------
-    mesh : Mesh
-    layout : Layout
-        The shape of the whole, and its cuts.
-    """
-
-    def __init__(self, initial_value: ShardedArray, *args: Any, **kwargs: Any):
-        self.mesh, self.layout = initial_value.mesh, initial_value.layout
-        if self.mesh is not context.current().strategy.extended.engine.mesh or REPLICA in self.layout.axes:
-            raise ValueError(
-                f"a variable of {initial_value!r} needs MultiWorkerMirroredStrategy(mesh=mesh) with the mesh of the "
-                f"array, which is cut along other axes than {REPLICA!r}: use such a strategy, or local or gather() of "
-                "the array"
-            )
-        super().__init__(initial_value.local, *args, **kwargs)
-        if self._synchronization is VariableSynchronization.ON_READ:
-            raise ValueError(f"variable {self._name!r} has equal parts on all replicas: leave out ON_READ")
-
-    def _rules(self) -> tuple[Hashable, ...]:
-        return *super()._rules(), *self.layout
-
-    def _read(self) -> Any:
-        return self.of_part(arrays.to_host(self.own_copy()))
-
-    def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
-        return self.layout.shape, self.own_copy().dtype
-
-    @property
-    def local(self) -> np.ndarray:
-        """The part of this rank: a read-only view; a copy on a GPU. Never communicates."""
-        return self._component[...]
-
-    @property
-    def part(self) -> Variable:
-        return self._component
-
-    def of_part(self, value: np.ndarray) -> ShardedArray:
-        """Return a part of each rank as an array that is cut as this variable. Never communicates."""
-        return ShardedArray(value, self.mesh, self.layout)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("mesh", "layout", "values"):  # before __init__
-            return super().__getattr__(name)
-        return getattr(self._read(), name)  # not of the part, which would pass for the whole
-
-    def check_rows(self, rows: IndexedSlices) -> None:
-        """Raise ValueError: the rows of a part are numbered differently from the rows of the whole."""
-        raise ValueError(f"variable {self.name!r} is cut over ranks: give a ShardedArray or a part, not IndexedSlices")
-
-    def write(self, method: str, value: Any) -> None:
-        if isinstance(value, IndexedSlices):
-            self.check_rows(value)
-        value = value._read() if isinstance(value, CutVariable) else value
-        if isinstance(value, ShardedArray):
-            if value.mesh is not self.mesh or value.layout != self.layout:
-                raise ValueError(f"variable {self.name!r}: {value!r} is cut in another way: redistribute it")
-            value = value.local
-        super().write(method, value)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._read()[key] = value
-
-    @property
-    def __array_struct__(self) -> Any:
-        raise AttributeError("__array_struct__")  # NumPy asks for __array__ then, whose error names gather()
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return function(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})
-
-    @property
-    def __cupy_get_ndarray__(self) -> Any:
-        raise AttributeError("__cupy_get_ndarray__")
-
-
-def _read(argument: Any) -> Any:
-    """Return an argument of NumPy with the arrays of cut variables, also in lists and tuples."""
-    if isinstance(argument, (list, tuple)):
-        return [*map(_read, argument)] if isinstance(argument, list) else (*map(_read, argument),)
-    return argument._read() if isinstance(argument, CutVariable) else argument
-
-
-class MirroredOfReplicas(MirroredVariable):
-    """A variable with one copy for all replicas of a rank. Their values are combined and written once."""
-
-    def _update_in_replica(self, method: str, value: Any) -> None:
-        context.current().replica_context.meet(method, lambda: _WriteCall(self, method), (self, value))
-
-    def write_of_all(self, method: str, values: list[Any]) -> None:
-        """Combine the values of all replicas, given the values of this rank's, and write the result. Collective."""
-        op = self._reduction
-        if op is None:  # the value of the first replica, or an error
-            self._write_equal(method, self._combined(method, values[0]))
-            return
-        if isinstance(values[0], IndexedSlices):
-            self._require_rows_of_a_reduction(method, op)
-        else:
-            values = [self._contribution(op, value) for value in values]
-        self._write_equal(method, self._engine.all_reduce(op, [PerReplica(values)])[0])
-
-
-class _WriteCall:
-    """A write by the replicas of a rank to the variable of the first one."""
-
-    def __init__(self, variable: MirroredOfReplicas, method: str):
-        self._variable, self._method = variable, method
-        self._values: list[Any] = []
-
-    def give(self, operands: tuple[MirroredOfReplicas, Any]) -> None:
-        variable, value = operands
-        if variable is not self._variable:
-            raise ValueError(
-                f"a replica calls {self._method} of variable {variable.name!r}, and the first one of its rank that of "
-                f"{self._variable.name!r}"
-            )
-        # A copy: the next replica of the rank may reuse the memory before the write.
-        self._values.append(snapshot(operand(variable._reduction, value)))
-
-    def make(self) -> list[None]:
-        self._variable.write_of_all(self._method, self._values)
-        return [None] * len(self._values)
-
-
-class CentralVariable(MirroredVariable):
-    """A variable that the ranks of a node have once. All read the same memory, and rank 0 writes it.
-
-    What replicas assign is combined first. Every write is collective, also in cross-replica context: no rank reads
-    while rank 0 writes. ON_READ is the same as ON_WRITE.
-    """
-
-    each_replica_writes = False
-
-    def _component_with(self, value: np.ndarray) -> LocalVariable:
-        engine, device = self._engine, self._engine.variable_device
-        container = weakref.ref(self)
-        if engine.replicas.size == 1:
-            return kind_on(device).copy_of(self, arrays.placed(value, device), container, 0)
-        memory = self._shared_like(value)
-        engine.topology.on_first(partial(np.copyto, memory, value))
-        # All ranks map the same pages: a stray write of another rank raises.
-        memory.flags.writeable = engine.replicas.is_chief
-        return LocalVariable.copy_of(self, memory, container, 0)
-
-    def _shared_like(self, value: np.ndarray) -> np.ndarray:
-        topology = self._engine.topology
-        problem: NoSharedMemoryError | None = None
-        with topology.lock.collective(operation("a central variable", (value.dtype, value.shape), *self._rules())):
-            try:
-                memory = share(topology.node, 0, max(value.nbytes, 1)).common  # a file of 0 bytes cannot be mapped
-            except NoSharedMemoryError as error:
-                problem = error
-        if problem is not None:  # after the lock is released: all ranks raise, and stay in step
-            raise MemoryError(f"variable {self.name!r} of {value.nbytes} bytes: {problem}")
-        return memory[: value.nbytes].view(value.dtype).reshape(value.shape)
-
-    @property
-    def device(self) -> str:
-        """The device that holds the variable: the strategy's parameter device."""
-        return str(arrays.device_of(self._component.array))
-
-    def _update_in_replica(self, method: str, value: Any) -> None:
-        if self._reduction is None and self._engine.replicas.size == 1:
-            self._write_equal(method, self._equal_on_all(value))
-        else:
-            super()._update_in_replica(method, value)
-
-    def _contribution(self, op: Any, value: Any) -> Any:
-        return super()._contribution(op, arrays.to_host(value) if arrays.on_gpu(value) else value)
-
-    @collective_call(ranks_of)
-    def _update_across_replicas(self, method: str, value: Any) -> None:
-        with structures.refusals(method, self._engine.topology):
-            value = self._equal_on_all(value)
-            if isinstance(value, IndexedSlices):
-                self.check_rows(value)
-            else:
-                value = self._component.fitting(value)  # raises on all ranks, before rank 0 writes
-        self._write_equal(method, value)
-
-    def _write_equal(self, method: str, value: Any) -> None:
-        """Write on rank 0, while the other ranks wait."""
-        compared = operation(f"{method} of a variable", self._name)
-        self._engine.topology.on_first(partial(self._component.write, method, value), compared)
-
-    def after_local_write(self, method: str) -> None:
-        """Do nothing: there are no copies that could differ."""
-
-    @collective_call(ranks_of)
-    def _hold_copy_of(self, variable: CentralVariable) -> None:  # type: ignore[override]
-        """Copy the value to memory of its own. Collective."""
-        self._component = self._component_with(variable.own_copy().copy())

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mpistrat.monitor import watchdog
+from mpistrat.monitor import main_thread
 
 tells_who_had_a_core = pytest.mark.skipif(
     not os.path.exists("/proc/self/schedstat"), reason="the system does not tell how long a thread had a core"
@@ -17,7 +17,7 @@ tells_who_had_a_core = pytest.mark.skipif(
 
 def known():
     """What is known of the main thread, as soon as it had a core."""
-    while (moves := watchdog.main_thread_moves()) is None:
+    while (moves := main_thread.moves()) is None:
         pass
     return moves
 
@@ -55,8 +55,8 @@ def test_a_loop_that_had_no_core_for_a_while(monkeypatch):
             go_on.set()
 
     monkeypatch.setattr("time.sleep", count)
-    monkeypatch.setattr(watchdog, "_IDLE", 60.0)  # 20 samples take long where this test gets no core
-    monkeypatch.setattr(watchdog, "_BUSY", 60.0)
+    monkeypatch.setattr(main_thread, "_IDLE", 60.0)  # 20 samples take long where this test gets no core
+    monkeypatch.setattr(main_thread, "_BUSY", 60.0)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask)
         go_on.wait()
@@ -85,7 +85,7 @@ def napping():
     """Let another thread sleep, and ask it then."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # the thread is there
-        yield lambda: pool.submit(watchdog.main_thread_kept_lock, 0.1)
+        yield lambda: pool.submit(main_thread.kept_lock, 0.1)
 
 
 @pytest.mark.full

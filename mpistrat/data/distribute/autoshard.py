@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, dropwhile, islice
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.errors import explain_empty_parts
 from mpistrat.data.options import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -40,8 +39,7 @@ from mpistrat.data.pipeline.transforms import (
     before_batch,
     length_of,
 )
-from mpistrat.data.rows import elements, spec
-from mpistrat.data.rows.contracts import Seed
+from mpistrat.data.rows import elements
 from mpistrat.data.rows.lanes import Lanes, part_of, pieces
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
@@ -480,67 +478,3 @@ def _of_files(transforms: Sequence[Transform], rows: Sequence[int], which: Seque
 def _longest(lengths: Iterable[int | None]) -> int | None:
     known: list[Any] = [*lengths]
     return None if None in known else max(known)
-
-
-class OwnDatasets(Division):
-    """The division of datasets that the pipelines made themselves, each in batches of its own size.
-
-    ``datasets`` are the datasets of this rank's pipelines. ``shared`` describes the datasets of all pipelines in a
-    state that must not depend on the rank.
-    """
-
-    name = "its own"
-    _spec: Any = None
-
-    def __init__(
-        self,
-        datasets: Sequence[Definition],
-        replicas: ReplicaGroup,
-        pipelines: list[range],
-        steps: int | None,
-        shared: Mapping[str, Any] | None,
-        ranks: Topology | None = None,
-    ):
-        self.datasets, self.steps, self.shared = datasets, steps, shared
-        super().__init__(datasets[0], replicas, ranks)
-        self.pipelines = pipelines  # with PER_REPLICA one for each replica, where the base has one for each rank
-        self.readings = self._read_by(dataset.plan for dataset in datasets)
-
-    def _begin(self) -> None:
-        pass
-
-    def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
-        """Return the rows of the next batch of a pipeline's dataset; where it communicates, the batch or None."""
-        return plan.element_if_any(k, iteration) if self.communicates else own_rows(plan, k, iteration)
-
-    def described(self) -> dict[str, Any]:
-        """Return the entries of a state that describe the dataset; of pipeline 0, if all ranks share one state."""
-        return super().described() if self.shared is None else dict(self.shared)
-
-    def with_seeds(self, seeds: Sequence[int]) -> OwnDatasets:
-        """Return the same division with other seeds where the program gave none."""
-        own_seeds = self.described()["seeds"]
-        drawn = [Seed(value, seed.given) for value, seed in zip(seeds, own_seeds, strict=True)]
-        shared = None if self.shared is None else {**self.shared, "seeds": drawn}
-        datasets = [dataset.with_drawn(drawn) for dataset in self.datasets]
-        return OwnDatasets(datasets, self.replicas, self.pipelines, self.steps, shared, self.ranks)
-
-    def batch(self, step: int, iteration: int) -> Any:
-        """Return the batch of a step. A dataset that has ended gives empty batches until all have."""
-        if self.ranks is None:
-            return super().batch(step, iteration)
-        batches = [*chain.from_iterable(reading.of_step(step, iteration) for reading in self.readings)]
-        first = next((batch for batch in batches if batch is not None), None)
-        if self._spec is None:
-            # A replica whose dataset has no rows at all learns the shape of an empty batch from the others.
-            own_spec = None if first is None else nest.map_structure(spec.of_array, first)
-            everyone = self.ranks.all_gather_object(own_spec)
-            self._spec = next((rank_spec for rank_spec in everyone if rank_spec is not None), None)
-            ended = self._spec is None
-        else:
-            ended = self.ranks.all_true(first is None)
-        if ended:
-            raise StopIteration
-        if any(batch is None for batch in batches):
-            explain_empty_parts()
-        return self.assemble([spec.no_rows_of(self._spec) if batch is None else batch for batch in batches])

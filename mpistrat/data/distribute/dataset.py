@@ -1,35 +1,27 @@
-"""Distributed datasets: global batches divided over the replicas, or a dataset for each pipeline by a function."""
+"""Distributed datasets: global batches divided over the replicas."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from operator import attrgetter
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic
 
 from mpistrat import absent, representation
 from mpistrat.arrays.device import Device
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distribute.autoshard import Division, OwnDatasets, divide, pipelines_of
-from mpistrat.data.distribute.iterator import DistributedIterator, Passes
+from mpistrat.data.distribute.autoshard import Division, divide
+from mpistrat.data.distribute.iterator import DistributedIterator
+from mpistrat.data.distribute.state import Passes
 from mpistrat.data.options import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     AutoShardPolicy,
-    InputContext,
     InputOptions,
     InputReplicationMode,
     check_input_options,
 )
-from mpistrat.data.pipeline.definition import Definition
-from mpistrat.data.pipeline.mapping import generators_of
 from mpistrat.data.pipeline.optional import Element
-from mpistrat.data.pipeline.transforms import Map, Seeded, Transform
-from mpistrat.data.rows.contracts import Seed, ranks_of_node, warn_together
+from mpistrat.data.rows.contracts import ranks_of_node, warn_together
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.environment import rc
 
@@ -109,7 +101,7 @@ class DistributedDataset(Generic[Element]):
         definition = dataset.definition
         facts = {
             "source": definition.source.fingerprint(),
-            "pipeline": [_description(transform) for transform in definition.transforms],
+            "pipeline": definition.transforms_in_words(),
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
@@ -117,7 +109,7 @@ class DistributedDataset(Generic[Element]):
             facts["checksum"] = definition.source.checksum()
         # One rank looks for generators, which takes 9 ms of imports, and warns for all.
         looks = ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF
-        generators = _generators(definition) if looks else []
+        generators = definition.warnings_of_generators() if looks else []
         # All that ranks must know of each other, in one collective.
         everyone = ranks.all_gather_object((facts, definition.seeds(), generators))
         _check_equal([description for description, _, _ in everyone])
@@ -224,28 +216,6 @@ class DistributedDataset(Generic[Element]):
         return functools.reduce(reduce_func, self, initial_state)
 
 
-def _generators(definition: Definition) -> list[str]:
-    """Return warnings of functions of ``map`` that draw from a generator of the program: each rank has its own."""
-    inner = [text for part in getattr(definition.source, "parts", ()) for text in _generators(part)]
-    draws = [(step.fn, generators_of(step.fn)) for step in definition.transforms if isinstance(step, Map)]
-    return inner + [
-        f"the function {getattr(fn, '__qualname__', fn)} of map() draws from the random generator "
-        f"{', '.join(map(repr, names))} of the program: each rank has a copy, so with one seed rows of other "
-        "ranks get the same numbers, and a resume gives others; take map(fn, seed=...)"
-        for fn, names in draws
-        if names
-    ]
-
-
-def _description(transform: Transform) -> str:
-    if isinstance(transform, Map):
-        return str(transform)
-    if isinstance(transform, Seeded) and not transform.seeded:
-        # A drawn seed differs on each rank, until all take the seed of rank 0.
-        return repr(replace(transform, seed=0))
-    return repr(transform)
-
-
 def _check_equal(descriptions: list[dict[str, Any]]) -> None:
     for rank, other in enumerate(descriptions):
         for field, value in other.items():
@@ -255,141 +225,3 @@ def _check_equal(descriptions: list[dict[str, Any]]) -> None:
                     f"{rank} and {descriptions[0][field]} on rank 0: build it in the same way on all ranks, "
                     "also from the same seeds, or use distribute_datasets_from_function"
                 )
-
-
-class DistributedDatasetsFromFunction(DistributedDataset[Element]):
-    """The datasets that a function made, one for each input pipeline, iterated with equal numbers of steps.
-
-    Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. The library does not
-    divide these datasets. The function does that itself, for example with `Dataset.shard`. A replica with a
-    shorter dataset gets empty batches until the longest ends. Shuffles without a seed take the seeds of
-    pipeline 0, so that ``shuffle()`` before ``shard()`` loses no row.
-
-    Parameters
-    ----------
-    dataset_fn : callable
-        Called with an `InputContext` for each pipeline of this rank. Returns a Dataset, in batches of a replica's size.
-    ranks, options, device, replicas
-        As for `DistributedDataset`.
-    in_sync : int, optional
-        The number of replicas that take part in a step; by default all.
-
-    Raises
-    ------
-    TypeError
-        If ``dataset_fn`` is not callable. On every rank, if it did not return a Dataset on one of them.
-    RuntimeError
-        On the other ranks, if the function raised on one of them.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> alone = SimpleNamespace(size=1, rank=0, all_gather_object=lambda x: [x])
-    >>> def dataset_fn(context):
-    ...     size = context.get_per_replica_batch_size(4)
-    ...     return Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id).batch(size)
-    >>> list(DistributedDatasetsFromFunction(dataset_fn, alone))
-    [array([0, 1, 2, 3]), array([4, 5])]
-    """
-
-    def __init__(
-        self,
-        dataset_fn: Callable[[InputContext], Dataset],
-        ranks: Topology,
-        options: InputOptions | None = None,
-        device: Device = Device("cpu"),  # noqa: B008 - a tuple
-        replicas: ReplicaGroup | None = None,
-        in_sync: int | None = None,
-    ):
-        if not callable(dataset_fn):
-            raise TypeError(f"dataset_fn must be a function of an InputContext, not {dataset_fn!r}")
-        check_input_options(options)
-        replicas = replicas or ReplicaGroup(ranks)
-        mode = InputReplicationMode.PER_WORKER if options is None else options.experimental_replication_mode
-        pipelines = pipelines_of(replicas, mode is InputReplicationMode.PER_REPLICA)
-        local = [number for number, block in enumerate(pipelines) if block.start in replicas.local]
-        # With a pipeline for each replica, a state is equal on all ranks, and continues on any number of them.
-        of_all = replicas.is_virtual or len(pipelines) > len(pipelines_of(replicas))
-        definitions: list[Definition] = []
-        failure: Exception | None = None
-        local_reports: list[_Report] = []
-        for number in local:
-            report = _Report(number, f"rank {ranks.rank}" + f", for replica {number}" * of_all)
-            local_reports.append(report)
-            try:
-                dataset = dataset_fn(InputContext(len(pipelines), number, in_sync or replicas.size))
-                if isinstance(dataset, Dataset):
-                    # The datasets of this rank share the memory of the node, too.
-                    definitions.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
-                    report.length, report.batched = dataset.cardinality(), dataset.batch_size is not None
-                    report.describe(definitions[-1], of_all)
-                else:
-                    report.kind = type(dataset).__name__
-            except Exception as error:
-                failure = error
-                report.failure = f"{type(error).__name__}: {error}"
-                break  # the datasets of further replicas are of no use
-        everyone = [*chain.from_iterable(ranks.all_gather_object(local_reports))]
-        if failure is not None:
-            raise failure  # with its traceback; the other ranks raise an error that names this one
-        _check(everyone)
-        # The ranks of one replica report the same pipeline.
-        reports = [*{report.pipeline: report for report in sorted(everyone, key=attrgetter("pipeline"))}.values()]
-        datasets = [definition.with_drawn(reports[0].seeds) for definition in definitions]
-        shared = reports[0].described if of_all else None
-        if shared is not None:
-            shared["datasets"] = [report.digest for report in reports]
-        lengths = [report.length for report in reports]
-        if UNKNOWN_CARDINALITY in lengths:
-            division = OwnDatasets(datasets, replicas, pipelines, None, shared, ranks)
-        else:
-            ends = zip(lengths, pipelines, strict=True)
-            # A pipeline deals its batches in turn to the replicas of its block.
-            steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
-            division = OwnDatasets(datasets, replicas, pipelines, steps, shared)
-        self._begin(division, ranks, datasets[0].options.prefetch, options, device, dataset_fn)
-
-
-@dataclass
-class _Report:
-    """The report of a rank to the others, of the dataset of a pipeline.
-
-    If all ranks share one state, ``described`` has its entries for the dataset, and ``digest`` their digest.
-    """
-
-    pipeline: int
-    where: str
-    length: int = 0
-    batched: bool = True
-    seeds: Sequence[Seed] = ()
-    kind: str = ""
-    failure: str = ""
-    described: dict[str, Any] | None = None
-    digest: str = ""
-
-    def describe(self, ready: Definition, for_state: bool) -> None:
-        """Describe the definition of a dataset, ready for its shuffles."""
-        self.seeds = ready.seeds()
-        if for_state:
-            self.described = ready.described()
-            self.described["source"].pop("list", None)  # of files, up to 64 KiB for each pipeline
-            seeds = [seed.value for seed in self.seeds if seed.given]
-            text = json.dumps({**self.described, "seeds": seeds}, sort_keys=True, default=str)
-            self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _check(reports: list[_Report]) -> None:
-    for report in reports:
-        if report.failure:
-            raise RuntimeError(f"dataset_fn raised on {report.where}: {report.failure}")
-    for report in reports:
-        if report.kind:
-            raise TypeError(f"dataset_fn must return a Dataset, but on {report.where} it returned {report.kind}")
-    lengths = [report.length for report in reports]
-    unbatched = [report.where for report in reports if not report.batched]
-    if unbatched and (len(set(lengths)) > 1 or UNKNOWN_CARDINALITY in lengths):
-        raise ValueError(
-            "datasets of unequal or unknown length must be batched, so that empty batches can follow a short one: "
-            f"{unbatched[0]} has single rows, and the lengths are {lengths}; call "
-            ".batch(context.get_per_replica_batch_size(...))"
-        )

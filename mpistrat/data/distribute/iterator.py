@@ -1,4 +1,4 @@
-"""Iteration over the batches of this rank: the passes over a distributed dataset, and their iterators."""
+"""Iteration over the batches of this rank: their copies to a GPU, their throughput, and the iterator."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import context, nest
 from mpistrat.arrays.device import Device, on_device
 from mpistrat.arrays.gpu.pinned import Sent, feed, received
-from mpistrat.data.distribute.autoshard import Division
-from mpistrat.data.distribute.state import Position, resumed, state_of
-from mpistrat.data.options import AUTOTUNE
+from mpistrat.data.distribute.state import Passes, state_of
 from mpistrat.data.pipeline.optional import Element, NextAsOptional
-from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
-from mpistrat.data.rows import spec
+from mpistrat.data.pipeline.prefetch import Prefetched
 from mpistrat.process.own_files import level_of_program
 from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
 from mpistrat.runtime.agreement.operation import call_site
-from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")
 _KINDS = "biufc"  # of the arrays that CuPy has; others stay on the host
@@ -124,54 +123,6 @@ def _is_copied(value: Any) -> bool:
     return type(value) is np.ndarray and (value.dtype.kind in _KINDS or value.dtype.name in _EXTENSION_DTYPES)
 
 
-class Passes:
-    """The state that a distributed dataset shares with its iterators.
-
-    ``in_line`` tells whether the program made the batches of the last epoch itself, because a thread would have won
-    nothing. It is assumed for the first epoch, unless the program asked for read-ahead: two threads that read compete
-    for memory and the GIL, and being wrong costs two reads.
-    """
-
-    def __init__(self, division: Division, ranks: Topology, prefetch: int | None):
-        self.division = division
-        self.device = Device("cpu")
-        self.prefetch = AUTOTUNE if prefetch is None else prefetch
-        self.making = MakingLock()
-        automatic = prefetch is None or prefetch == AUTOTUNE
-        self.in_line = automatic and not division.communicates
-        self._ranks = ranks
-        self._next = Position(division, 0)
-        self.newest: Position | None = None
-
-    def begin(self, line: str) -> Position:
-        """Begin the next pass of an iterator, made on ``line``. Return its position, which the iterator moves."""
-        self.newest, self._next = self._next, Position(self.division, self._next.epoch + 1)
-        self.newest.line = line
-        return self.newest
-
-    @property
-    def element_spec(self) -> Any:
-        """Structure of the batches of a replica."""
-        of_plan = self.division.plan.element_spec()
-        if self.division.replicas.size == 1 or self.division.plan.batch is None:
-            return of_plan
-        return spec.any_size(of_plan)
-
-    def throughput_log(self) -> ThroughputLog:
-        """Return a log of the throughput of one pass."""
-        return ThroughputLog(self._ranks)
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the newest pass; if that has ended, of the next."""
-        newest = self.newest
-        return state_of(self.division, self._next if newest is None or newest.ended else newest)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass continue at the position of a state."""
-        self.division, self._next = resumed(self.division, state)
-        self.newest = None
-
-
 class DistributedIterator(NextAsOptional[Element]):
     """The batches of one epoch on this rank. Made by ``iter()`` of a distributed dataset.
 
@@ -230,7 +181,7 @@ class DistributedIterator(NextAsOptional[Element]):
         if self._ended:
             raise StopIteration
         if self._throughput is None:
-            self._throughput = self._passes.throughput_log()
+            self._throughput = ThroughputLog(self._passes.ranks)
         began = time.perf_counter()
         if self._read_ahead:
             batch = wait_for_copy(self._read_ahead.popleft(), self._passes.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +15,9 @@ from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.chunks import by_number, run_of
 from mpistrat.data.hdf5.raw import changed
 from mpistrat.data.hdf5.reader import KeepingReader
-from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, columns_in, ends_of_columns
 from mpistrat.data.rows.spec import native
 from mpistrat.memory.made_once import Chunk, in_turn
-
-_LINE = 64  # bytes of a cache line
 
 
 class BlockFormat(Format):
@@ -61,9 +60,9 @@ class BlockReader(KeepingReader):
 
     fewest_kept = 1
 
-    def __init__(self, form: BlockFormat, most_decoded: int):
-        self._format = form
-        super().__init__(most_decoded, form.describe)
+    def __init__(self, file_format: BlockFormat, most_decoded: int):
+        self._format = file_format
+        super().__init__(most_decoded, file_format.describe)
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column."""
@@ -108,14 +107,8 @@ class BlockReader(KeepingReader):
         """Return a block, of which some rows go to ``out[indices]``. It is kept, whatever is read of it."""
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         count = last - first
-        # In memory of the node, each column begins at a cache line.
-        ends = [0, *np.cumsum([-(-count * column.row_bytes // _LINE) * _LINE for column in record.columns]).tolist()]
-
-        def columns(memory: np.ndarray) -> list[np.ndarray]:
-            return [
-                memory[start : start + count * column.row_bytes].view(column.dtype).reshape(count, *column.shape)
-                for start, column in zip(ends, record.columns, strict=False)
-            ]
+        ends = ends_of_columns(record.columns, count)
+        columns = partial(columns_in, columns=record.columns, ends=ends, rows=count)
 
         def make(memory: np.ndarray | None) -> list[np.ndarray]:
             block = self._block(path, record, number)

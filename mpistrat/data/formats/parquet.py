@@ -110,13 +110,13 @@ class Parquet(BlockFormat):
         _, datasets, local = (needed(f"pyarrow.{name}", "Parquet files") for name in ("parquet", "dataset", "fs"))
         # Without this, pyarrow gives the numbers of damaged pages though they have a checksum. Takes 0.18 ms a MB.
         checked = datasets.ParquetFragmentScanOptions(page_checksum_verification=True)
-        form = datasets.ParquetFileFormat(default_fragment_scan_options=checked)
+        file_format = datasets.ParquetFileFormat(default_fragment_scan_options=checked)
         folders = _of_folders(path)
         known = reduce(
             operator.and_, (datasets.field(name) == value for name, value in folders.items()), datasets.scalar(True)
         )
         try:
-            fragment = form.make_fragment(
+            fragment = file_format.make_fragment(
                 path, local.LocalFileSystem(), partition_expression=known, row_groups=None if group is None else [group]
             )
             schema = fragment.physical_schema

@@ -307,12 +307,9 @@ def _reason_not_direct(mapping: _Mapping, source: h5py.Dataset, layout: Layout, 
     if not source.id.get_type().equal(dataset.id.get_type()):  # HDF5 also converts enumerations, by name
         return "a source has another type"
     out_of = mapping.out_of or _Box(np.zeros(source.ndim, np.int64), np.array(source.shape) - 1)
-    alike = source.shape[1:] == dataset.shape[1:]
-    if not (alike and mapping.into.is_rows_of(dataset.shape) and out_of.is_rows_of(source.shape)):
-        return "its sources are not whole rows"
-    if out_of.size != mapping.into.size:
-        return "its sources are not whole rows"
-    return ""
+    alike = source.shape[1:] == dataset.shape[1:] and out_of.size == mapping.into.size
+    whole = alike and mapping.into.is_rows_of(dataset.shape) and out_of.is_rows_of(source.shape)
+    return "" if whole else "its sources are not whole rows"
 
 
 _FEWEST_BOUND = 1 << 12  # of the chunks that are looked at

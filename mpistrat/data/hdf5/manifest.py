@@ -97,11 +97,11 @@ def _once(paths: list[str]) -> list[str]:
     return sorted(min(aliases, key=worse) for aliases in by_target.values())
 
 
-def _matches(name: str, folders: bool, form: str) -> list[str]:
+def _matches(name: str, folders: bool, format_name: str) -> list[str]:
     if os.path.isdir(name) and not folders:
         if description := what_it_is(name):
             raise IsADirectoryError(f"{name!r}: {description}")
-        pattern = os.path.join(name, f"*.{_ENDS.get(form, form.lower())}")
+        pattern = os.path.join(name, f"*.{_ENDS.get(format_name, format_name.lower())}")
         raise IsADirectoryError(f"{name!r} is a directory: give a pattern such as {pattern!r}")
     if os.path.exists(name):
         errors.check_path(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy as np
 from mpistrat.arrays.json_arrays import packed, unpacked
 from mpistrat.data.errors import DataFileError, check_blocks, check_bytes
 from mpistrat.data.rows.blocks import WholeChunks
+
+_LINE = 64  # bytes of a cache line
 
 Attributes: TypeAlias = tuple[tuple[str, Any], ...]
 """Attributes of a column that say what its stored values mean: texts, numbers, and arrays of one axis."""
@@ -328,3 +330,16 @@ def _dtype(plain: Any) -> np.dtype:
         offsets, itemsize = plain["offsets"], plain["itemsize"]
         return np.dtype({"names": plain["names"], "formats": formats, "offsets": offsets, "itemsize": itemsize})
     return np.dtype(plain)
+
+
+def ends_of_columns(columns: Sequence[Column], rows: int) -> list[int]:
+    """Return where columns of so many rows begin in one memory, each at a cache line, and where the last one ends."""
+    return [0, *np.cumsum([-(-rows * column.row_bytes // _LINE) * _LINE for column in columns]).tolist()]
+
+
+def columns_in(memory: np.ndarray, columns: Sequence[Column], ends: Sequence[int], rows: int) -> list[np.ndarray]:
+    """Return the columns in a memory for which `ends_of_columns` returned ``ends``."""
+    return [
+        memory[start : start + rows * column.row_bytes].view(column.dtype).reshape(rows, *column.shape)
+        for start, column in zip(ends, columns, strict=False)
+    ]

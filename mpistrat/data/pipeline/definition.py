@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.options import Options
+from mpistrat.data.pipeline.mapping import generators_of
 from mpistrat.data.pipeline.plan import PipelinePlan, StreamPlan
-from mpistrat.data.pipeline.transforms import Batch, Seeded, Shard, Shuffle, Transform, before_batch, length_of
+from mpistrat.data.pipeline.transforms import Batch, Map, Seeded, Shard, Shuffle, Transform, before_batch, length_of
 from mpistrat.data.rows.contracts import Seed, warn_together
 from mpistrat.runtime.topology import Topology
 
@@ -56,6 +57,22 @@ class Definition:
         """Return the seeds of all shuffles, those inside the source first."""
         shuffles = [shuffle for shuffle in self.transforms if isinstance(shuffle, Seeded)]
         return [*self.source.seeds(), *(Seed(shuffle.seed, shuffle.seeded) for shuffle in shuffles)]
+
+    def transforms_in_words(self) -> list[str]:
+        """Return the transforms as texts, equal on all ranks that give the same."""
+        return [*map(_in_words, self.transforms)]
+
+    def warnings_of_generators(self) -> list[str]:
+        """Return warnings of functions of ``map`` that draw from a generator of the program: each rank has its own."""
+        inner = [text for part in getattr(self.source, "parts", ()) for text in part.warnings_of_generators()]
+        draws = [(step.fn, generators_of(step.fn)) for step in self.transforms if isinstance(step, Map)]
+        return inner + [
+            f"the function {getattr(fn, '__qualname__', fn)} of map() draws from the random generator "
+            f"{', '.join(map(repr, names))} of the program: each rank has a copy, so with one seed rows of other "
+            "ranks get the same numbers, and a resume gives others; take map(fn, seed=...)"
+            for fn, names in draws
+            if names
+        ]
 
     def with_seeds(self, seeds: Sequence[int]) -> Self:
         """Return the definition with other seeds, in the order of `seeds`."""
@@ -114,3 +131,12 @@ class Definition:
 
     def __str__(self) -> str:
         return "<Dataset: " + ", ".join(map(str, (self.source, *self.transforms))) + ">"
+
+
+def _in_words(transform: Transform) -> str:
+    if isinstance(transform, Map):
+        return str(transform)
+    if isinstance(transform, Seeded) and not transform.seeded:
+        # A drawn seed differs on each rank, until all take the seed of rank 0.
+        return repr(replace(transform, seed=0))
+    return repr(transform)

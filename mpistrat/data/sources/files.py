@@ -1,16 +1,15 @@
-"""Source of rows of files, and the rows of files in memory, read once for a node."""
+"""Source of rows of files."""
 
 from __future__ import annotations
 
-import bisect
 import copy
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,26 +21,20 @@ from mpistrat.data.rows.blocks import LEAST_WINDOW_BYTES, MOST_DECODED, OF_MEMOR
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
 from mpistrat.data.rows.lanes import MOST_LANES
 from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.data.sources.rows_in_memory import RowsInMemory, made_by_node
 from mpistrat.memory.buffer_pool import Buffers
-from mpistrat.memory.made_once import FilledOnce, MadeOnce
-from mpistrat.memory.node import NoSharedMemoryError
+from mpistrat.memory.made_once import MadeOnce
 from mpistrat.process import mpi
-from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
-    from mpistrat.data.hdf5.reader import FileReader
+    from mpistrat.runtime.topology import Topology
 
 _AT_ONCE_BYTES = 4 << 20
 _OBJECTS_AT_ONCE = 4096  # rows of unknown size
-_PIECE_BYTES = 4 << 20  # that a rank reads into the memory of its node at once
-_LINE = 64  # bytes of a cache line
 _SMALL_ROW = 16 << 10
 _LEAST_SHARE = 1 / 8  # of all rows: a shuffle that uses fewer does not keep them
 _MOST_READ_BY_STEP = 256  # files
-_SHARE = operation("experimental_distribute_dataset")
 _NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
-_T = TypeVar("_T")
 _log = logging.getLogger("mpistrat.data")
 
 
@@ -74,99 +67,6 @@ def _first_of_objects(values: np.ndarray) -> tuple[int, object] | None:
     return None
 
 
-class RowsInMemory:
-    """The rows of a manifest, one array for each column. They are read when rows are first taken.
-
-    The ranks of the communicator ``node`` share the rows, and read them together: then making the object is collective.
-    Raise NoSharedMemoryError on every rank of the node if they cannot, OSError if memory for one process is lacking.
-    """
-
-    def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):
-        self._manifest, self._reader = manifest, reader
-        self._missing = np.ones(len(manifest.files), bool)  # files that were not read yet
-        self._filled = self._by_file = False
-        self._offsets: np.ndarray | None = None
-        columns, rows = manifest.columns, manifest.rows
-        # Whole blocks, of about 4 MiB.
-        step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * manifest.row_bytes)))
-        # File, first row, and one past the last row of each piece, counted in all files.
-        self._pieces = [
-            (number, first, min(first + step, int(stop)))
-            for number, (start, stop) in enumerate(zip(manifest.offsets, manifest.offsets[1:], strict=False))
-            for first in range(int(start), int(stop), step)
-        ]
-        self._shifts = np.zeros(1, np.int64)  # from the rows of some files to the rows of all
-        self._begins: list[int] = []
-        end = 0
-        for column in columns:
-            self._begins.append(end)
-            end += -(-rows * column.row_bytes // _LINE) * _LINE
-        self._shared = FilledOnce(end, len(self._pieces), node)
-        self._row_bytes = [column.row_bytes for column in columns]
-        self._columns = [
-            self._shared.memory[begin : begin + rows * column.row_bytes].view(column.dtype).reshape(rows, *column.shape)
-            for begin, column in zip(self._begins, columns, strict=True)
-        ]
-
-    def of_files(self, which: Sequence[int]) -> RowsInMemory:
-        """Return the rows of some files, in the same memory. Only these files are read for them."""
-        part = copy.copy(self)
-        part._missing = np.zeros_like(self._missing)
-        part._missing[[*which]] = True
-        part._filled = False
-        offsets = self._manifest.offsets
-        part._offsets = np.cumsum([0, *(offsets[i + 1] - offsets[i] for i in which)])
-        part._shifts = offsets[[*which]] - part._offsets[:-1]
-        return part
-
-    def by_file(self) -> RowsInMemory:
-        """Return the rows in the same memory. A file is read when a row of it is first taken."""
-        part = copy.copy(self)
-        part._missing, part._by_file = self._missing.copy(), True
-        return part
-
-    def take(self, rows: np.ndarray, buffers: Buffers) -> list[np.ndarray]:
-        """Return these rows of every column, in new arrays.
-
-        Raise DataFileError if a file cannot be read or has changed, and OSError if the node has not enough memory.
-        """
-        if not self._filled:
-            self._fill(self._files_of(rows) if self._by_file else np.flatnonzero(self._missing))
-            self._filled = not self._missing.any()
-        if self._offsets is not None:
-            rows = rows + self._shifts[self._offsets.searchsorted(rows, side="right") - 1]
-        out = []
-        for values in self._columns:
-            taken = buffers.empty((len(rows), *values.shape[1:]), values.dtype)
-            out.append(values.take(rows, 0, taken, "clip"))  # "raise" would copy the result once more
-        return out
-
-    def _files_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the files of these rows that are missing."""
-        files = self._manifest.offsets.searchsorted(rows, side="right") - 1
-        return np.unique(files[self._missing[files]])
-
-    def _fill(self, files: np.ndarray) -> None:
-        """Read the rows of files, except for those that a rank of the node has read already."""
-        numbers: list[int] = []
-        for index in files.tolist():
-            numbers += range(bisect.bisect_left(self._pieces, (index,)), bisect.bisect_left(self._pieces, (index + 1,)))
-        # Each rank of the node begins elsewhere, so that they read different pieces.
-        start = int(self._shared.begin * len(numbers))
-        for number in numbers[start:] + numbers[:start]:
-            file, first, stop = self._pieces[number]
-            spans = [
-                (begin + first * size, (stop - first) * size)
-                for begin, size in zip(self._begins, self._row_bytes, strict=True)
-            ]
-            self._shared.fill(number, spans, partial(self._load, file, first, stop))
-        self._missing[files] = False
-
-    def _load(self, file: int, first: int, stop: int) -> None:
-        path, record, begin = self._manifest.file(file)
-        self._reader.read_run(path, record, first - begin, [values[first:stop] for values in self._columns])
-
-
 class FileSource(Source):
     """The rows of files of one format, one file after another. The manifest is built when it is first needed."""
 
@@ -179,10 +79,10 @@ class FileSource(Source):
     _shared: MadeOnce | None = None  # decoded chunks that the ranks of the node share
     _firsts: np.ndarray | None = None  # of a source of some files: their first rows, counted in all files
 
-    def __init__(self, manifests: Manifests, structure: Any, form: Format, check_finite: bool = False):
-        self._manifests, self._structure, self._format = manifests, structure, form
+    def __init__(self, manifests: Manifests, structure: Any, file_format: Format, check_finite: bool = False):
+        self._manifests, self._structure, self._format = manifests, structure, file_format
         _, self._rebuild = nest.flatten(structure)
-        self._reader = form.reader(MOST_DECODED)
+        self._reader = file_format.reader(MOST_DECODED)
         self._check_finite, self._buffers = check_finite, Buffers()
 
     def _with(self, **attributes: Any) -> FileSource:
@@ -194,7 +94,7 @@ class FileSource(Source):
     @classmethod
     def open(
         cls,
-        form: Format,
+        file_format: Format,
         files: Any,
         datasets: Any,
         manifest: str | os.PathLike[str] | None = None,
@@ -204,12 +104,12 @@ class FileSource(Source):
 
         In a job of one process, files are found and the first is described at once. Several ranks do so in `agree`.
         """
-        structure = _checked_structure(datasets, form.named)
+        structure = _checked_structure(datasets, file_format.named)
         kept_in = None if manifest is None else os.path.abspath(manifest)
         names, _ = nest.flatten(structure)
-        file_list = FileList(files, form.name, form.folders)
-        manifests = Manifests(file_list, names, kept_in, form.describe, str(form), form.filtered)
-        source = cls(manifests, structure, form, check_finite)
+        file_list = FileList(files, file_format.name, file_format.folders)
+        manifests = Manifests(file_list, names, kept_in, file_format.describe, str(file_format), file_format.filtered)
+        source = cls(manifests, structure, file_format, check_finite)
         if not mpi.among_several():
             source._manifests.begin()
         return source
@@ -359,7 +259,7 @@ class FileSource(Source):
             return self
         rows = len(self) * self._manifest.row_bytes
         make = partial(MadeOnce, most, rows + len(self._manifest.files) * most)
-        shared = self._of_node(ranks, make, "each rank decodes what it needs")
+        shared = made_by_node(ranks, make, "each rank decodes what it needs")
         if shared is None:
             return self
         return self._with(_reader=self._sharing_reader(MOST_DECODED, shared), _shared=shared)
@@ -416,7 +316,7 @@ class FileSource(Source):
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
         manifest, block_rows = self._manifest, self.blocks().rows
         make = partial(RowsInMemory, manifest, self._reader, block_rows)
-        kept = self._of_node(ranks, make, "each rank reads the files by itself")
+        kept = made_by_node(ranks, make, "each rank reads the files by itself")
         if kept is not None:
             return kept
         if manifest.row_bytes * len(self) > nbytes:
@@ -426,20 +326,6 @@ class FileSource(Source):
         except OSError as error:  # the limit of the address space
             _log.warning(_NOT_KEPT, self, error)
             return None
-
-    @staticmethod
-    def _of_node(ranks: Any, make: Callable[[Any], _T], otherwise: str) -> _T | None:
-        """Return what the ranks of a node make together; or None if they cannot or a rank is alone there."""
-        node = getattr(ranks, "node", None)
-        if node is not None:
-            with ranks.lock.collective(_SHARE):  # collective over all ranks, also a rank that is alone on its node
-                if node.size > 1:
-                    try:
-                        return make(node)
-                    except NoSharedMemoryError as error:
-                        if node.rank == 0:
-                            _log.warning("%s; %s", error, otherwise)
-        return None
 
     @property
     def in_memory(self) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 from mpistrat import absent
 from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
 from mpistrat.process import mpi
-from mpistrat.runtime.topology import Topology, creation
+from mpistrat.runtime.process_record import creation
+from mpistrat.runtime.topology import Topology
 from mpistrat.verify import watch
 
 __all__ = [

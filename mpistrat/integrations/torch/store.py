@@ -23,7 +23,7 @@ from torch.distributed import register_rendezvous_handler
 from mpistrat.integrations.torch.new_groups import all_ranks
 from mpistrat.integrations.torch.work import announce_ends, have_ended, wait_until
 from mpistrat.process import mpi
-from mpistrat.runtime.topology import creation
+from mpistrat.runtime.process_record import creation
 
 _OWNER = 0
 _TAG = 0  # on a communicator of its own
