@@ -22,6 +22,6 @@ from .options import InputReplicationMode as InputReplicationMode
 from .options import Options as Options
 from .pipeline.optional import Optional as Optional
 from .rows.spec import ArraySpec as ArraySpec
-from .write.shared_file import Block as Block
+from .write.blocks import Block as Block
 from .write.write import write_hdf5 as write_hdf5
 from .write.writer import Writer as Writer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpistrat.data import Block
-from mpistrat.data.write.shared_file import boxes_of
+from mpistrat.data.write.blocks import boxes_of
 from mpistrat.storage.layout import Box, read_box, require_cover, runs, write_box
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.arrays.arrays import as_numpy, refuse_masked
 from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
-from mpistrat.data.write.shared_file import Block
+from mpistrat.data.write.blocks import Block
 from mpistrat.storage.hdf5 import place_at_once
 
 _UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length

@@ -13,7 +13,7 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes, as_numpy, numpy_or_cupy
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.moves import all_gather_parts, broadcast
-from mpistrat.data.write.shared_file import Block, boxes_of
+from mpistrat.data.write.blocks import Block, boxes_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.training.optimizers.gradients import BLOCK, Clipping, Pairs, fitting_pairs

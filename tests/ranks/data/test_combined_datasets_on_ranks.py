@@ -135,7 +135,7 @@ def test_a_cache_that_is_there_is_only_read(strategy, comm, tmp_path, monkeypatc
     folder = comm.bcast(tmp_path)
     cached = Dataset.range(31).cache(folder).batch(4)
     expected = [batch.tolist() for batch in strategy.experimental_distribute_dataset(cached)]
-    monkeypatch.setattr("mpistrat.data.write.shared_file.writers", None)  # it writes a file
+    monkeypatch.setattr("mpistrat.data.combine.cached.writers", None)  # it writes a file
     again = Dataset.range(31).cache(folder).batch(4)
     assert [batch.tolist() for batch in strategy.experimental_distribute_dataset(again)] == expected
 
