@@ -22,10 +22,10 @@ from mpistrat import context
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.pipeline.transforms import integer
+from mpistrat.data.write.blocks import Block
 from mpistrat.data.write.growing import GrowingHdf5, StepSeries, rows_of_a_chunk
 from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
 from mpistrat.data.write.output_file import column_of
-from mpistrat.data.write.blocks import Block
 from mpistrat.data.write.write import check_targets
 from mpistrat.mesh import ShardedArray
 from mpistrat.process import mpi
