@@ -52,7 +52,7 @@ class Mode:
 
 
 class entered:
-    """A context in which some modes are entered, the last one current. What a function leaves behind ends with it.
+    """A context in which some modes are entered, the last one current. Those that its body left open end with it.
 
     It takes 0.6 us more than the same written out, as in `Strategy.run`, `merge_call` and updates.
     """

@@ -135,7 +135,7 @@ def await_report(path: Path, offset: int, rank: int, lost: threading.Event) -> l
         if not threading.main_thread().is_alive():  # no call of the program can set `lost` any more
             ended = min(ended, time.monotonic())
         if lost.is_set() or time.monotonic() > ended + _MOST_AT_END_S:
-            raise RuntimeError(f"rank {rank} did not tell the others of its part of a checkpoint")
+            raise RuntimeError(f"rank {rank} did not report to the others on its part of the file")
         backoff.pause()
     match json.loads(payload):
         case [int(number), str(text)]:

@@ -178,11 +178,12 @@ class Collectives:
             For IndexedSlices.
         """
         context.require_cross_replica(self, "gather", "use all_gather of the replica context")
-        engine = self._engine
-        if dst is not None:
+        engine, values = self._engine, [value]
+        replicas = engine.replicas
+        if dst is not None or replicas.count > 1:
             with structures.refusals("gather", engine.topology):
-                dst = engine.replicas.checked("dst", dst)
-        values = [value] if engine.replicas.count == 1 else split_by_replica(value, engine.replicas.count)
+                dst = None if dst is None else replicas.checked("dst", dst)
+                values = values if replicas.count == 1 else split_by_replica(value, replicas.count)
         return gather_replicas(engine, values, axis, None, dst)
 
     @_collective_call
@@ -314,12 +315,13 @@ class Collectives:
         context.require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("gather_object", topology):
-            dst = None if dst is None else replicas.checked("dst", dst)
-        own = split_by_replica(value, replicas.count)  # the objects of the replicas of a rank travel together
-        root = None if dst is None else replicas.rank_of(dst)
-        if replicas.by_rank:  # the same below, with lists of one object, takes 1 us more
-            return moves.gather_object(topology, own[0], root)
+            root = None if dst is None else replicas.rank_of(replicas.checked("dst", dst))
+            is_whole = replicas.by_rank and not replicas.is_virtual  # any object, as it is
+            # The objects of the replicas of a rank travel together.
+            own = value if is_whole else split_by_replica(value, replicas.count)
         of_ranks = moves.gather_object(topology, own, root)
+        if is_whole:
+            return of_ranks
         if of_ranks is None:
             return None
         ranks, blocks = map(replicas.rank_of, range(replicas.size)), replicas.blocks

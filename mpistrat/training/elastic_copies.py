@@ -119,11 +119,12 @@ class MemoryCopies:
 
 def _remove_earlier(folder: Path, run: int, kept: Sequence[Path] = ()) -> None:
     """Remove what runs before ``run`` have left on this node, but for the files ``kept``."""
-    for of_run in range(run):  # a run that was lost early has one without a copy
-        restored_file(folder, of_run).unlink(missing_ok=True)
-    for path, of_run, _ in _files(folder):
-        if of_run < run and path not in kept:
-            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # of one rank: the others would wait for it
+        for of_run in range(run):  # a run that was lost early has one without a copy
+            restored_file(folder, of_run).unlink(missing_ok=True)
+        for path, of_run, _ in _files(folder):
+            if of_run < run and path not in kept:
+                path.unlink(missing_ok=True)
 
 
 def restored_file(folder: Path, run: int) -> Path:

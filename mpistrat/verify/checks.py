@@ -101,7 +101,7 @@ class Checks(Slot):
 class CheckedReduction(Reduction):
     """A prepared all-reduce, some of whose calls are followed by a verification."""
 
-    __slots__ = ("_checks", "_op", "_ranks", "_sample", "_way")
+    __slots__ = ("_by_replica", "_checks", "_op", "_ranks", "_sample", "_way")
 
     def __init__(self, topology: Topology, operation: Operation, *args: Any, **kwargs: Any):
         super().__init__(topology, operation, *args, **kwargs)
@@ -109,9 +109,10 @@ class CheckedReduction(Reduction):
         # Its first part is the name of the op, and the last one that of the algorithm.
         self._op, self._way = str(operation.parts[0]), operation.parts[-1]
         self._sample: SumSample | None = None
+        self._by_replica = False  # whether values are added one by one, and sampled then
 
     def sample(self, shares: Shares) -> SumSample | None:
-        self._sample = None
+        self._by_replica, self._sample = True, None
         if self._checks.left <= 1:
             row_of = {replica: row for row, replica in enumerate(itertools.chain(*shares.blocks))}
             order = [row_of[replica] for replica in sorted(row_of)]
@@ -124,8 +125,8 @@ class CheckedReduction(Reduction):
             out = run_unchecked(self, values, timeout_seconds)
             checks.left -= 1  # after it: all ranks raise an error of a reduction, or none goes on
             return out
-        ranks, sample = self._ranks, self._sample  # of values that were added one by one
-        if sample is None:
+        ranks, sample = self._ranks, self._sample
+        if not self._by_replica:  # else partial sums would be drawn, where this was not due yet when they began
             order = itertools.chain(*ranks.nodes) if self._way == "tree" else range(ranks.size)
             sample = checks.sample(ranks, self._op, self._way, order)
             if sample is not None:

@@ -54,7 +54,7 @@ def gathered(
     With ``root``, only this rank gets the result, through the host, and the others None.
     """
     if root is not None:
-        total = moves.gather(topology, arrays.to_host(value), axis, root)
+        total = moves.gather(topology, arrays.to_host(value), axis, root, timeout_seconds)
         return None if total is None else arrays.from_host(total, value)
     return _moved(
         "all_gather",

@@ -362,13 +362,15 @@ def _gather_bytes(comm: Any, limits: Limits, gathered: Gathered, ranks: Sequence
             comm.Bcast(part[start : start + limits.message_bytes], root)
 
 
-def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.ndarray | None:
+def gather(
+    topology: Topology, value: np.ndarray, axis: int, root: int, timeout_seconds: float | None = None
+) -> np.ndarray | None:
     """Do as `all_gather`, in the order of ranks, for rank ``root`` alone. Return None on other ranks."""
-    with structures.refusals("gather", topology):
+    with structures.refusals("gather", topology, timeout_seconds):
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
     description = operation("gather", root, axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.lock.collective(description):
+    with topology.lock.collective(description, timeout_seconds=timeout_seconds):
         if topology.size == 1:
             return value.copy(order="C")
         lengths = lengths_by_mpi(topology, rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ class _PartialSums:
 class ReplicaSums:
     """A prepared all-reduce of arrays of these dtypes and shapes, over replicas of which a rank plays several.
 
-    It is a `Reduction` of the partial sums of this rank. The algorithms "tree" and "exact" have the same bits on any
+    It runs a `Reduction` of the partial sums of this rank. The algorithms "tree" and "exact" have the same bits on any
     number of ranks. Raise TypeError if ``op`` cannot reduce an array, and ValueError for "ordered", which adds in the
     order of ranks.
     """
@@ -116,30 +117,29 @@ class ReplicaSums:
                 'implementation="ordered" adds values in the order of ranks, and a rank plays several replicas: use '
                 '"tree" or "exact"'
             )
-        self._topology, self._shares, self.key, self._algorithm = topology, shares, key, algorithm
+        self._shares, self.key = shares, key
         groups: dict[np.dtype, list[int]] = {}
         for i, (dtype, shape) in enumerate(key):
             accumulator(dtype, op)
             if math.prod(shape):
                 groups.setdefault(dtype, []).append(i)
         size, trees = len(shares.tree), shares.of_rank[topology.rank]
-        self._partial_sums = []
+        self._partial_sums: list[_PartialSums] = []
         for members in groups.values():
             message = message_of(op, key, members, size)
             # A partial sum is rounded, so an exact sum needs the values themselves: a buffer for each replica. Extremes
             # and products are combined as they come, also by "exact".
             is_exact = algorithm == EXACT and message.wire.kind in "fc"
             self._partial_sums.append(_PartialSums(message, trees, adds=not is_exact or message.combine is not np.add))
-        self._empty = [
-            (i, shape, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)
-        ]
+        empty = [(i, shape, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
         self._reduction = new_reduction(
             topology,
             Operation("all_reduce", op.name, key, form, f"of {size} replicas", bytes_per_pack or None, algorithm),
             Steps(
                 as_they_are,
-                lambda parts, timeout_seconds: [*map(self._total, self._partial_sums)],
-                self._unpacked,
+                # Without this object: a cycle would keep the buffers of gradients until Python looks for cycles.
+                partial(_totals, topology, shares, algorithm, self._partial_sums),
+                partial(_unpacked, self._partial_sums, empty, len(key)),
                 meets=algorithm == TREE and topology.memory is not None and bool(groups),
             ),
         )
@@ -164,33 +164,51 @@ class ReplicaSums:
         """Return the reductions of all replicas' arrays. Collective."""
         return self._reduction.run([part for sums in self._partial_sums for part in sums.parts], timeout_seconds)
 
-    def _unpacked(self, totals: list[np.ndarray]) -> list[np.ndarray]:
-        out = [np.empty(0)] * len(self.key)
-        for sums, total in zip(self._partial_sums, totals, strict=True):
-            unpack_message(sums.message, total, out)
-        for i, shape, dtype in self._empty:
-            out[i] = np.empty(shape, dtype)
-        return out
 
-    def _total(self, sums: _PartialSums) -> np.ndarray:
-        topology, message, parts = self._topology, sums.message, sums.parts
-        if self._algorithm != TREE and sums.adds:
-            folded = parts[0]
-            for part in parts[1:]:
-                message.combine(folded, part, out=folded)
-            route = HostRoute.of(Choice.of(topology), message, self._algorithm)
-            total = reduce_one(topology, message, route, folded)
-            if self._algorithm == EXACT and message.wire.kind == "f":
-                settle_extremes(total)
-            return total
-        wide = new_array(message.length, message.wire)
-        if sums.adds:
-            reduce_by_tree(topology, self._shares, message.combine, parts, wide)
-        else:
-            exact_sum_over_ranks(topology, np.stack(parts), wide, len(self._shares.tree))
-        total = wide if message.wire is message.result else new_array(message.length, message.result)
-        finish(wide, message.divisor, total)
+def _totals(
+    topology: Topology,
+    shares: Shares,
+    algorithm: str | None,
+    partial_sums: Sequence[_PartialSums],
+    parts: Sequence[np.ndarray],
+    timeout_seconds: float | None,
+) -> list[np.ndarray]:
+    return [_total(topology, shares, algorithm, sums) for sums in partial_sums]
+
+
+def _total(topology: Topology, shares: Shares, algorithm: str | None, sums: _PartialSums) -> np.ndarray:
+    message, parts = sums.message, sums.parts
+    if algorithm != TREE and sums.adds:
+        folded = parts[0]
+        for part in parts[1:]:
+            message.combine(folded, part, out=folded)
+        route = HostRoute.of(Choice.of(topology), message, algorithm)
+        total = reduce_one(topology, message, route, folded)
+        if algorithm == EXACT and message.wire.kind == "f":
+            settle_extremes(total)
         return total
+    wide = new_array(message.length, message.wire)
+    if sums.adds:
+        reduce_by_tree(topology, shares, message.combine, parts, wide)
+    else:
+        exact_sum_over_ranks(topology, np.stack(parts), wide, len(shares.tree))
+    total = wide if message.wire is message.result else new_array(message.length, message.result)
+    finish(wide, message.divisor, total)
+    return total
+
+
+def _unpacked(
+    partial_sums: Sequence[_PartialSums],
+    empty: Sequence[tuple[int, tuple[int, ...], np.dtype]],
+    count: int,
+    totals: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+    out = [np.empty(0)] * count
+    for sums, total in zip(partial_sums, totals, strict=True):
+        unpack_message(sums.message, total, out)
+    for i, shape, dtype in empty:
+        out[i] = np.empty(shape, dtype)
+    return out
 
 
 class ReplicasAllReduce(CrossDeviceOps):
@@ -275,7 +293,7 @@ class IncrementalAllReduce:
         """
         replica, hosts = next(self._replicas), leaves
         kinds: list[Any] = ["dense"] * len(leaves)
-        if {*map(type, leaves)} != _ONLY_ARRAYS:  # which take a third of the time
+        if {*map(type, leaves)} != _ONLY_ARRAYS:  # NumPy arrays alone take a third of the time
             kinds = [leaf.dense_shape if isinstance(leaf, IndexedSlices) else "dense" for leaf in leaves]
             hosts = [arrays.to_host(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if kind == "dense"]
         key = tuple([(host.dtype, host.shape) for host in hosts])

@@ -376,7 +376,12 @@ def write_by_ranks(
             return checksums, digest_of_all(digests.values())
 
         write_by_all(
-            *(ranks, "save", path, True, make, write),
+            ranks,
+            "save",
+            path,
+            True,
+            make,
+            write,
             finish=lambda temporary, results: new.finish(temporary, [checksums for checksums, _ in results]),
             check=lambda results: _require_same(ranks, digests, [of_rank for _, of_rank in results]),
         )

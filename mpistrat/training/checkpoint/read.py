@@ -180,7 +180,7 @@ def _fetch(
     of_into: Box,
     descriptor: int,
 ) -> None:
-    """Read a box of an array of the file, with its checksum if the file has any, to ``into``, which is ``of_into``.
+    """Read what ``box`` of the file and ``of_into`` share into ``into``. Verify the checksum of the box, if it has one.
 
     ``offset`` is where the array begins in the file, None if it is read already.
     """

@@ -172,6 +172,16 @@ def test_variables_and_mirrored_values_in_sums(replicas):
     assert v.numpy().tolist() == [1.0 + replicas, 2.0 + 2.0 * replicas]
 
 
+@pytest.mark.parametrize("call", ["gather", "gather_object"])
+def test_values_of_other_replicas_on_one_rank_raise_on_all(strategy, call):
+    """A rank that cannot split its value by replica does not let the others wait for it."""
+    wrong = PerReplica((np.zeros(1),) * (V + 1))
+    value = wrong if MPI.COMM_WORLD.rank == SIZE - 1 else np.zeros(1)
+    with pytest.raises((ValueError, MismatchError)):
+        strategy.gather(value, 0) if call == "gather" else strategy.gather_object(value)
+    assert len(strategy.gather_object(0)) == V
+
+
 def test_a_copied_strategy_has_the_same_sums():
     strategy = mpistrat.MirroredStrategy(virtual_replicas=V)
     for each in (strategy, copy.deepcopy(strategy), strategy):  # the copy is made after its reduction is prepared
