@@ -149,6 +149,8 @@ def _on_servers(variables: Sequence[Variable]) -> bool:
 
 
 class ServingExtended(PlacedExtended):
+    """The extended of a worker or parameter server: it reads and writes variables, and creates none."""
+
     def __init__(self, strategy: Strategy, reached: Contact):
         super().__init__(strategy, reached)
         job, _ = reached.roles.task_of(reached.mailbox.rank)

@@ -106,7 +106,8 @@ class MemoryCopies:
         self._slots[slot] = None
         path.unlink(missing_ok=True)
         system = os.statvfs(self._folder)
-        most = rc.elastic_memory or system.f_bavail * system.f_frsize // 2
+        # Half of what is free without the copies that are there: they are written over, or removed.
+        most = rc.elastic_memory or (system.f_bavail * system.f_frsize + _bytes_in_use(self._folder)) // 2
         if total > most:
             raise OSError(f"{total} bytes in {self._folder}, where at most {most} are taken for a copy")
         descriptor = private_file.open_new(path)
@@ -115,6 +116,15 @@ class MemoryCopies:
             self._slots[slot] = mmap.mmap(descriptor, room)
         finally:
             os.close(descriptor)
+
+
+def _bytes_in_use(folder: Path) -> int:
+    """Return the bytes of the copies of this node."""
+    total = 0
+    for path, _, _ in _files(folder):
+        with contextlib.suppress(FileNotFoundError):  # another rank has removed it
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def _remove_earlier(folder: Path, run: int, kept: Sequence[Path] = ()) -> None:
@@ -296,7 +306,8 @@ class Copying:
             if self._restored is not None and self._folder is not None:
                 with contextlib.suppress(AssertionError):  # an object that the program makes later needs the file
                     self._restored.assert_consumed()
-                    restored_file(self._folder, rc.restart).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # of one rank: the others would wait for it
+                        restored_file(self._folder, rc.restart).unlink(missing_ok=True)
         began = time.monotonic()
         state, own = self._checkpoint.contents("a copy in memory", step)
         topology, arrays = arrays_of(state, own or None, "a copy in memory", step)

@@ -283,17 +283,19 @@ class RunningJob:
         """Let the job run to its end, and return how it ended. Call a function now and then until it ends.
 
         Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
-        The status is 128 + signal if a rank was killed by one, and never 0 if the job failed.
+        The status is 128 + signal if a rank was killed by one, and never 0 if the job failed. If the launcher does not
+        say which rank was killed, and a rank of this node had left by ``os._exit`` before, it is the status of that.
         """
         self._run(meanwhile)
-        records = []
+        order = self._ends.close()
+        records: list[Record] = []
         if any(SHARED.glob(f"{layout.PREFIX}*")):
             from mpistrat.monitor import last  # a late import: seldom needed
 
             records = last.left(self._started, self.ranks.keys())
-        status = self._status_of_output() or self._status(self._process.returncode, records)
+        status = self._status_of_output() or self._status(self._process.returncode, records, order)
         if records:
-            status = self._status_by_records(status, records)
+            status = self._status_by_records(status, records, order)
         self._failed = bool(status)
         return JobEnd(status, not self._passed_on.isdisjoint(_ENDING), self.lost)
 
@@ -363,7 +365,7 @@ class RunningJob:
         deaths = self._messages.banners.deaths
         return self._name(deaths[0]) if deaths else ""
 
-    def _status_by_records(self, status: int, records: Sequence[Record]) -> int:
+    def _status_by_records(self, status: int, records: Sequence[Record], order: Sequence[int]) -> int:
         """Return the exit status by the flight records that ranks have left. `close` keeps these for ``mpistrat top``.
 
         A rank that ends without an error removes its record. A rank that leaves by ``os._exit`` lets some launchers
@@ -371,7 +373,6 @@ class RunningJob:
         """
         from mpistrat.monitor import accounting, last  # a late import: seldom needed
 
-        order = self._ends.close()
         left = self._messages.banners.left
         end = self._end(records, order)
         texts = last.unfinished(records, left, end.first)
@@ -459,15 +460,18 @@ class RunningJob:
         for rank in ranks:
             _kill(rank, signal.SIGCONT)
 
-    def _status(self, code: int, records: Sequence[Record]) -> int:
+    def _status(self, code: int, records: Sequence[Record], order: Sequence[int]) -> int:
         if deaths := self._messages.banners.deaths:
             death = deaths[0]
             for number in (death.signal, *death.or_signals):
                 if number in self._passed_on:
                     return 128 + number
-            exited = [record.exit_status for record in records if record.exit_status is not None]
-            if exited and self._rank_of(death) is None:  # MPICH has killed the others, and reports one of them
-                return next(filter(None, exited), 1)
+            if self._rank_of(death) is None:
+                # MPICH kills the others when a rank ends, and reports one of these.
+                by_process = {record.pid: record.exit_status for record in records}
+                first = next((by_process[process] for process in order if process in by_process), None)
+                if first is not None:
+                    return first or 1
             others = [number for number in death.or_signals if number in _USUAL]
             numbers = " or ".join(map(_signal, (death.signal, *others)))
             self._say(f"{self._name(death)} was killed by signal {numbers}")

@@ -139,50 +139,6 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     return whole, Position(rest, state["epoch"], state["step"])
 
 
-class Passes:
-    """The state that a distributed dataset shares with its iterators.
-
-    ``in_line`` tells whether the program made the batches of the last epoch itself, because a thread would have won
-    nothing. It is assumed for the first epoch, unless the program asked for read-ahead: two threads that read compete
-    for memory and the GIL, and being wrong costs two reads.
-    """
-
-    def __init__(self, division: Division, ranks: Topology, prefetch: int | None):
-        self.division = division
-        self.device = Device("cpu")
-        self.prefetch = AUTOTUNE if prefetch is None else prefetch
-        self.making = MakingLock()
-        automatic = prefetch is None or prefetch == AUTOTUNE
-        self.in_line = automatic and not division.communicates
-        self.ranks = ranks
-        self._next = Position(division, 0)
-        self.newest: Position | None = None
-
-    def begin(self, line: str) -> Position:
-        """Begin the next pass of an iterator, made on ``line``. Return its position, which the iterator moves."""
-        self.newest, self._next = self._next, Position(self.division, self._next.epoch + 1)
-        self.newest.line = line
-        return self.newest
-
-    @property
-    def element_spec(self) -> Any:
-        """Structure of the batches of a replica."""
-        of_plan = self.division.plan.element_spec()
-        if self.division.replicas.size == 1 or self.division.plan.batch is None:
-            return of_plan
-        return spec.any_size(of_plan)
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the newest pass; if that has ended, of the next."""
-        newest = self.newest
-        return state_of(self.division, self._next if newest is None or newest.ended else newest)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass continue at the position of a state."""
-        self.division, self._next = resumed(self.division, state)
-        self.newest = None
-
-
 def _check_types(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise if a state lacks an entry that a state of this dataset has, or an entry has another type."""
     missing = {*expected} - {*state} - {"step", "position"}
@@ -272,3 +228,47 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         )
     more = f" and {len(changes) - _FILES_SHOWN} more" if len(changes) > _FILES_SHOWN else ""
     return ", ".join(changes[:_FILES_SHOWN]) + more
+
+
+class Passes:
+    """The state that a distributed dataset shares with its iterators.
+
+    ``in_line`` tells whether the program made the batches of the last epoch itself, because a thread would have won
+    nothing. It is assumed for the first epoch, unless the program asked for read-ahead: two threads that read compete
+    for memory and the GIL, and being wrong costs two reads.
+    """
+
+    def __init__(self, division: Division, ranks: Topology, prefetch: int | None):
+        self.division = division
+        self.device = Device("cpu")
+        self.prefetch = AUTOTUNE if prefetch is None else prefetch
+        self.making = MakingLock()
+        automatic = prefetch is None or prefetch == AUTOTUNE
+        self.in_line = automatic and not division.communicates
+        self.ranks = ranks
+        self._next = Position(division, 0)
+        self.newest: Position | None = None
+
+    def begin(self, line: str) -> Position:
+        """Begin the next pass of an iterator, made on ``line``. Return its position, which the iterator moves."""
+        self.newest, self._next = self._next, Position(self.division, self._next.epoch + 1)
+        self.newest.line = line
+        return self.newest
+
+    @property
+    def element_spec(self) -> Any:
+        """Structure of the batches of a replica."""
+        of_plan = self.division.plan.element_spec()
+        if self.division.replicas.size == 1 or self.division.plan.batch is None:
+            return of_plan
+        return spec.any_size(of_plan)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the newest pass; if that has ended, of the next."""
+        newest = self.newest
+        return state_of(self.division, self._next if newest is None or newest.ended else newest)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass continue at the position of a state."""
+        self.division, self._next = resumed(self.division, state)
+        self.newest = None

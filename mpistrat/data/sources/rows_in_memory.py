@@ -1,4 +1,4 @@
-"""The rows of files in memory, read once for a node, and what else the ranks of a node make together."""
+"""The rows of files in memory, which the ranks of a node read once and share."""
 
 from __future__ import annotations
 
