@@ -1,6 +1,7 @@
 """Copies of a state in memory: what is written is read, or it is not used."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,6 +119,22 @@ def test_no_room_is_an_error_on_all_ranks(comm, folder):
             MemoryCopies(folder, Topology.of(comm), 0).write(1, {"a": np.ones(100)})
     finally:
         del mpistrat.rc.elastic_memory
+
+
+def test_room_for_two_copies_is_enough(comm, folder, monkeypatch):
+    arrays = {"a": np.zeros(1 << 20, "u1")}
+
+    def free(path):
+        used = sum(path.stat().st_blocks for path in folder.iterdir()) * 512
+        return SimpleNamespace(f_frsize=1, f_bavail=2 * arrays["a"].nbytes + (1 << 16) - used)
+
+    monkeypatch.setattr(os, "statvfs", free)
+    topology = Topology.of(comm)
+    copies = MemoryCopies(folder, topology, 0)
+    for step in (1, 2, 3):
+        topology.barrier()
+        copies.write(step, arrays)
+    assert copies.steps == [2, 3]
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="two nodes have two ranks")
