@@ -2,6 +2,7 @@
 
 import contextvars
 import copy
+import gc
 import math
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from mpistrat import (
     VariableSynchronization,
     get_replica_context,
 )
+from mpistrat.collectives.ops.of_replicas import ReplicaSums
 from mpistrat.runtime.agreement.operation import MismatchError
 
 SIZE = MPI.COMM_WORLD.size
@@ -170,6 +173,27 @@ def test_variables_and_mirrored_values_in_sums(replicas):
     assert v.numpy().tolist() == [1.0, 2.0]
     strategy.run(lambda: v.assign_add(v))
     assert v.numpy().tolist() == [1.0 + replicas, 2.0 + 2.0 * replicas]
+
+
+def test_buffers_of_sums_are_freed_with_them(strategy):
+    """At once: the collector of cycles may come when many gradients' worth of memory is held."""
+    engine = strategy.extended.engine
+    key = ((np.dtype("f8"), (1000,)),)
+    sums = ReplicaSums(engine.topology, engine.ops.shares, ReduceOp.SUM, key, None, 0, None)
+    sums.begin()
+    for replica in engine.replicas.local:
+        sums.add(replica, [np.ones(1000)])
+    (total,) = sums.total(None)
+    assert total.tolist() == [V] * 1000
+    left = weakref.ref(sums)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        del sums
+        assert left() is None
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @pytest.mark.parametrize("call", ["gather", "gather_object"])

@@ -89,6 +89,23 @@ def test_steps_of_virtual_replicas_raise_no_alarm(comm, algorithm, replicas):
     assert counts["verifications"] > 3
 
 
+@pytest.mark.parametrize("algorithm", ["tree", "exact"])
+def test_a_verification_that_falls_due_while_replicas_are_added_draws_none_of_their_partial_sums(comm, algorithm):
+    """By rank and not by replica, these have other bits: another thread's reduction may have counted meanwhile."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, virtual_replicas=2 * comm.size + 1)
+    engine, checks = strategy.extended.engine, checks_of(strategy)
+    rng = np.random.default_rng(comm.rank)
+    options = mpistrat.experimental.CommunicationOptions(implementation=algorithm)
+    sums = engine.ops.sums(mpistrat.ReduceOp.SUM, ((np.dtype("f4"), (1000,)),), options, None)
+    for _ in range(5):
+        checks.left = 5
+        sums.begin()
+        for replica in engine.replicas.local:
+            sums.add(replica, [(10.0 ** rng.integers(-6, 6, 1000) * rng.normal(size=1000)).astype("f4")])
+        checks.left = 1
+        sums.total(None)
+
+
 @pytest.mark.parametrize(("name", "seed"), [("mesh", 1), *(("restarts", optimizer) for optimizer in range(3))])
 def test_programs_raise_no_alarm(comm, name, seed):
     counts = collections.Counter()
